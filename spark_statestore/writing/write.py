@@ -19,6 +19,7 @@ from spark_statestore.rows.source import StateSource, state_of
 from spark_statestore.savepoints.create import held_if_possible
 from spark_statestore.savepoints.restore import copy_held
 from spark_statestore.writing.changes import StateChanges
+from spark_statestore.writing.in_place import InPlaceWrite
 from spark_statestore.writing.layout_changes import LayoutChanges
 from spark_statestore.writing.predicate import MatchingDelete
 from spark_statestore.writing.rows import AGGREGATION, Mode, require_writable
@@ -51,7 +52,7 @@ class WrittenState:
 
 def write_state(
     source: str,
-    target: str,
+    target: str | None,
     changes: Any,
     *,
     operator: int = 0,
@@ -59,6 +60,8 @@ def write_state(
     column_family: str | None = None,
     mode: Mode = "upsert",
     batch: int | None = None,
+    in_place: bool = False,
+    stopped: bool = False,
     memory: int = 1 << 29,
     checkpoints_dir: str | None = None,
     progress: Progress | None = None,
@@ -66,7 +69,8 @@ def write_state(
     """Copy a query's checkpoint with changed state: correct, delete or import keys without Spark.
 
     The copy is one as by `clone`: it shares no file with the source, which is not changed, and has a new
-    query id. Start the unchanged query with it as its ``checkpointLocation``.
+    query id. Start the unchanged query with it as its ``checkpointLocation``. With `in_place` the checkpoint
+    itself changes, at its newest batch.
 
     The state of every operator but limits can be written. What Spark derives from it, such as the number of a
     list's values, is written with it: docs/writing.md has the states and their names.
@@ -76,7 +80,7 @@ def write_state(
     source
         The query's ``checkpointLocation``, or a savepoint.
     target
-        URL of the new checkpoint location, which must be empty.
+        URL of the new checkpoint location, which must be empty; None with `in_place`.
     changes
         A row for each key, with the columns of `read_state`, such as ``key`` and ``value``; of a state whose
         keys have several values, a row for each in its order. Of other names of fields or other types, see
@@ -92,6 +96,11 @@ def write_state(
         ``delete``: the keys are removed; keys that are not there are ignored, and so are values.
     batch
         The last batch of the copy, by default the newest committed one.
+    in_place
+        Change the state of the stopped query, in checkpoint format v2. The entry of its commit log with the
+        state of before is kept in ``rolled-back/``; docs/writing.md says how it is put back.
+    stopped
+        With `in_place`, the query is stopped: do not check its logs for activity.
     memory
         Approximate limit of the bytes of rows held for each store that is copied, beside the changes: the
         files of a larger one are read several times, each time for other keys. On remote storage eight stores
@@ -116,40 +125,69 @@ def write_state(
         If the checkpoint, the batch or the state does not exist.
     CheckpointExistsError
         If the new location is not empty.
+    QueryRunningError
+        If the query seems to run, with `in_place`. Nothing was changed.
     CheckpointError, StorageError
         If a file cannot be read or written. No files remain at the new location.
     """
     if mode not in get_args(Mode):
         raise OptionError(f"the mode is {mode!r}, but it must be one of {', '.join(get_args(Mode))}.")
     require_memory(memory)
-    checkpoint = open_checkpoint(source, checkpoints_dir=checkpoints_dir)
-    number = checkpoint.require_batch(batch)
-    predicate = changes if isinstance(changes, str | pc.Expression) else None
-    if predicate is not None and mode != "delete":
+    if in_place != (target is None):
         raise OptionError(
-            f"the changes are the predicate {str(predicate)!r}, which selects keys to delete, but the mode "
+            f"the target is {target!r}, and in_place is {in_place}: a copy has a target, and state that is "
+            "written in place has None. Give one of both. Nothing was changed."
+        )
+    if in_place:
+        # A savepoint is not changed.
+        checkpoint = QueryCheckpoint(source, checkpoints_dir=checkpoints_dir, fsync=True)
+    else:
+        checkpoint = open_checkpoint(source, checkpoints_dir=checkpoints_dir)
+    number = checkpoint.require_batch(batch)
+    if (is_predicate := isinstance(changes, str | pc.Expression)) and mode != "delete":
+        raise OptionError(
+            f"the changes are the predicate {str(changes)!r}, which selects keys to delete, but the mode "
             f"is {mode!r}. Use the mode 'delete', or pass a table of keys and values. No copy was made."
         )
-    tables = iter(()) if predicate is not None else as_tables(changes)
-    with held_if_possible(checkpoint, number, target):
-        described, found = find_writable(checkpoint, number, operator, store, column_family)
-        if predicate is None:
-            written = changes_of(tables, mode, checkpoint, number, described, found, memory)
-        else:
-            matching = MatchingDelete(predicate, described, found.store, found.state, found.columns(None))
-            written = _with_derived(matching, checkpoint, number, described, found, memory)
-        copy_held(
-            checkpoint,
-            number,
-            target,
-            str(uuid.uuid4()),
-            checkpoints_dir=checkpoints_dir,
-            progress=progress,
-            change=written.apply,
-            memory=memory,
-        )
+    rows = changes if is_predicate else as_tables(changes)
+    state = (checkpoint, number, operator, store, column_family)
+    if target is None:
+        place = InPlaceWrite(checkpoint, number, operator)
+        place.require_stopped(stopped=stopped)
+        written = _written(*state, mode, rows, memory)
+        place.write(written.apply, memory=memory, progress=progress)
+    else:
+        with held_if_possible(checkpoint, number, target):
+            written = _written(*state, mode, rows, memory)
+            copy_held(
+                checkpoint,
+                number,
+                target,
+                str(uuid.uuid4()),
+                checkpoints_dir=checkpoints_dir,
+                progress=progress,
+                change=written.apply,
+                memory=memory,
+            )
     counts = written.counts
     return WrittenState(number, counts.added, counts.changed, counts.removed)
+
+
+def _written(
+    checkpoint: QueryCheckpoint,
+    batch: int,
+    operator: int,
+    store: str,
+    column_family: str | None,
+    mode: Mode,
+    changes: str | pc.Expression | Iterator[pa.Table],
+    memory: int,
+) -> Changes:
+    described, found = find_writable(checkpoint, batch, operator, store, column_family)
+    if isinstance(changes, str | pc.Expression):
+        matching = MatchingDelete(changes, described, found.store, found.state, found.columns(None))
+        return _with_derived(matching, checkpoint, batch, described, found, memory)
+    return changes_of(changes, mode, checkpoint, batch, described, found, memory)
 
 
 def changes_of(

@@ -1,4 +1,4 @@
-"""Mutants of written state beside which Spark keeps counters and indexes, and of the search for keys."""
+"""Mutants of written state: what Spark derives from it, in place, and the search for keys."""
 
 from __future__ import annotations
 
@@ -118,6 +118,30 @@ MUTANTS: Final = (
         "if False:",
         ("tests/spark/test_migrate.py::test_column_is_added_to_the_key_of_variables_and_timers",),
         "What Spark derives from a computed state is computed with it.",
+    ),
+    Mutant(
+        "in-place-without-the-entry-before",
+        f"{_WRITING}/in_place.py",
+        "self._keep(path)",
+        "pass",
+        ("tests/unit/writing/test_write.py::test_state_is_written_in_place_and_put_back",),
+        "State that was written in place can be put back.",
+    ),
+    Mutant(
+        "in-place-with-a-checksum",
+        f"{_WRITING}/in_place.py",
+        'if files.scheme == "file" and files.exists(checksum):',
+        "if False:",
+        ("tests/unit/writing/test_write.py::test_state_is_written_in_place_and_put_back",),
+        "Hadoop reads the entry of the commit log that was written in place.",
+    ),
+    Mutant(
+        "in-place-at-once",
+        f"{_WRITING}/in_place.py",
+        "attempt_id = secrets.token_hex(8)",
+        "attempt_id = str(version.name.id)",
+        ("tests/unit/savepoints/test_faults.py::test_interrupted_operation_on_an_object_store_is_atomic",),
+        "An interrupted write in place has changed nothing.",
     ),
     Mutant(
         "absent-keys-in-orphans",

@@ -39,6 +39,7 @@ from spark_statestore.savepoints.savepoint_holds import list_holds
 from spark_statestore.store.holds import is_temporary_hold
 from spark_statestore.testing.faults import FaultInjectingFileSystem
 from spark_statestore.testing.faults_plan import CrashedError, Fault
+from spark_statestore.writing.in_place import InPlaceWrite
 from tests.support.effort import EFFORT
 from tests.support.figures import count
 from tests.unit.files.local_disk import LOSSES, LocalDisk, local_disk
@@ -229,15 +230,16 @@ def rolls_back(by: Callable[[str], object]) -> Operation:
     return Operation(operate, check)
 
 
+def without_batch(content: StoreSnapshot) -> StoreSnapshot:
+    def rows() -> Iterator[tuple[str, pa.Table]]:
+        for name, table in content.rows():
+            yield name, table.filter(pc.not_equal(table["key"], b"batch"))
+
+    return replace(content, rows=rows)
+
+
 def writes() -> Operation:
     """Return the write of a copy without a key, as `write_state` makes it."""
-
-    def without_batch(content: StoreSnapshot) -> StoreSnapshot:
-        def rows() -> Iterator[tuple[str, pa.Table]]:
-            for name, table in content.rows():
-                yield name, table.filter(pc.not_equal(table["key"], b"batch"))
-
-        return replace(content, rows=rows)
 
     def operate(scene: Scene) -> None:
         checkpoint = scene.query.checkpoint
@@ -265,6 +267,28 @@ def writes() -> Operation:
     return Operation(operate, check)
 
 
+def writes_in_place() -> Operation:
+    """Return the write of a query's state without a key, as `write_state` does it in place."""
+
+    def operate(scene: Scene) -> None:
+        place = InPlaceWrite(QueryCheckpoint(scene.query.url, fsync=True), 1, 0)
+        place.require_stopped(stopped=True)
+        place.write(without_batch, memory=None, progress=None)
+
+    def check(scene: Scene, done: bool) -> None:
+        checkpoint = scene.query.checkpoint
+        assert content(checkpoint, 0) == scene.contents[0]
+        before = scene.contents[1]
+        wanted = {
+            store: {key: value for key, value in rows.items() if key != b"batch"}
+            for store, rows in before.items()
+        }
+        assert content(checkpoint, 1) in ([wanted] if done else [before, wanted])
+        savepoints_are_whole(scene, 1)
+
+    return Operation(operate, check)
+
+
 OPERATIONS = {
     "a-savepoint": takes("canonical"),
     "a-pointer": takes("pointer"),
@@ -278,6 +302,7 @@ OPERATIONS = {
         lambda scene: clone(scene.query.url, scene.new_location()), restores("canonical").check
     ),
     "a-write": writes(),
+    "a-write-in-place": writes_in_place(),
     "a-rollback": rolls_back(lambda url: rollback(url, 0, stopped=True)),
 }
 

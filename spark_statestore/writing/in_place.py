@@ -1,0 +1,119 @@
+"""Write of state in the checkpoint of a stopped query: other attempts at its newest batch."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+from spark_statestore.errors import OptionError, QueryRunningError
+from spark_statestore.files import join, parent_of
+from spark_statestore.files.failures import failing_to
+from spark_statestore.query import QueryCheckpoint, StoreVersion
+from spark_statestore.query.parallel import Progress, parallel_iter
+from spark_statestore.query.query_checkpoint import COMMITS, ROLLED_BACK
+from spark_statestore.query.running import ActivityCheck
+from spark_statestore.query.store_snapshot import StoreSnapshot, read_store, write_store
+from spark_statestore.storage import CheckpointName
+
+
+class InPlaceWrite:
+    """A write of an operator's state in its checkpoint, which Spark's commit log names as a whole.
+
+    The stores get attempts of their own at the newest batch, beside those that are there, and then one file
+    of the commit log names them. The file as it was is copied to ``rolled-back/<time>/`` before: put back, it
+    has the state of before, which stays as long as the batch is retained.
+
+    Parameters
+    ----------
+    checkpoint
+        A checkpoint that writes with fsync.
+    batch
+        Its newest batch.
+
+    Raises
+    ------
+    OptionError
+        If the batch is another one, or has no checkpoint ids, so that its stores cannot change at once.
+    """
+
+    def __init__(self, checkpoint: QueryCheckpoint, batch: int, operator: int) -> None:
+        self._checkpoint = checkpoint
+        self._activity = ActivityCheck(checkpoint)
+        self._batch = batch
+        self._operator = operator
+        self._commit = checkpoint.commit(batch)
+        if batch != checkpoint.newest_batch():
+            raise OptionError(
+                f"state is written in place at the newest batch, {checkpoint.newest_batch()}, but the batch "
+                f"is {batch}. Leave the batch, roll the query back to it before, or write a copy. Nothing "
+                "was changed."
+            )
+        if operator not in (self._commit.state_ids or {}):
+            raise OptionError(
+                f"the query of {checkpoint.url} has checkpoint format v1, in which the stores of a batch "
+                "cannot change at once. Write a copy. Nothing was changed."
+            )
+
+    def require_stopped(self, *, stopped: bool) -> None:
+        """Raise `QueryRunningError` if the query seems to run, see `rollback`."""
+        self._activity.require_stopped(stopped=stopped)
+
+    def write(
+        self,
+        change: Callable[[StoreSnapshot], StoreSnapshot],
+        *,
+        memory: int | None,
+        progress: Progress | None,
+    ) -> None:
+        """Write the stores with their changes, and have the commit log name them."""
+        versions = self._checkpoint.stores(self._batch, self._operator)
+        report: Progress = progress or (lambda done, total: None)
+        report(0, len(versions))
+
+        def write(version: StoreVersion) -> str:
+            content = read_store(self._checkpoint, version, memory)
+            changed = change(content)
+            if changed is content:
+                return str(version.name.id)
+            attempt_id = secrets.token_hex(8)
+            name = CheckpointName(self._batch + 1, attempt_id)
+            write_store(self._checkpoint.open(version.store), name, attempt_id, changed)
+            return attempt_id
+
+        ids = []
+        for done, attempt_id in enumerate(parallel_iter(write, versions, self._checkpoint.files), 1):
+            ids.append(attempt_id)
+            report(done, len(versions))
+        self._publish(ids)
+
+    def _publish(self, ids: Sequence[str]) -> None:
+        before = self._commit.state_ids or {}
+        flat = iter(ids)
+        changed = [list(itertools.islice(flat, len(stores))) for stores in before[self._operator]]
+        entry = self._commit.with_state_ids({**before, self._operator: changed})
+        if added := self._activity.added():
+            raise QueryRunningError(
+                f"the query of {self._checkpoint.url} runs: it has written {', '.join(added)}. Stop the "
+                "query, then try again; nothing was changed."
+            )
+        files, path = self._checkpoint.files, self._checkpoint.path(COMMITS, str(self._batch))
+        self._keep(path)
+        checksum = self._checkpoint.path(COMMITS, f".{self._batch}.crc")
+        if files.scheme == "file" and files.exists(checksum):
+            # Hadoop's checksum is of the file as it was. Without one, Hadoop does not check.
+            with failing_to("delete", files, checksum):
+                files.delete(checksum)
+                files.sync_directory(parent_of(checksum))
+        with failing_to("write", files, path):
+            files.replace(path, entry.encode())
+
+    def _keep(self, path: str) -> None:
+        """Copy the entry of the commit log to where a rollback moves those of later batches."""
+        files = self._checkpoint.files
+        time = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+        kept = join(self._checkpoint.path(ROLLED_BACK), time, COMMITS, str(self._batch))
+        with failing_to("write", files, kept):
+            files.make_directory(parent_of(kept))
+            files.create(kept, files.read(path))
