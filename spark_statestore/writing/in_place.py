@@ -63,9 +63,8 @@ class InPlaceWrite:
     def write(
         self,
         change: Callable[[StoreSnapshot], StoreSnapshot],
-        *,
-        memory: int | None,
-        progress: Progress | None,
+        memory: int | None = None,
+        progress: Progress | None = None,
     ) -> None:
         """Write the stores with their changes, and have the commit log name them."""
         versions = self._checkpoint.stores(self._batch, self._operator)

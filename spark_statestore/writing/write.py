@@ -155,7 +155,7 @@ def write_state(
         place = InPlaceWrite(checkpoint, number, operator)
         place.require_stopped(stopped=stopped)
         written = _written(*state, mode, rows, memory)
-        place.write(written.apply, memory=memory, progress=progress)
+        place.write(written.apply, memory, progress)
     else:
         with held_if_possible(checkpoint, number, target):
             written = _written(*state, mode, rows, memory)

@@ -273,7 +273,7 @@ def writes_in_place() -> Operation:
     def operate(scene: Scene) -> None:
         place = InPlaceWrite(QueryCheckpoint(scene.query.url, fsync=True), 1, 0)
         place.require_stopped(stopped=True)
-        place.write(without_batch, memory=None, progress=None)
+        place.write(without_batch)
 
     def check(scene: Scene, done: bool) -> None:
         checkpoint = scene.query.checkpoint
