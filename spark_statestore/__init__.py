@@ -47,9 +47,11 @@ else:
         ],
         "spark_statestore.writing": [
             "Absence",
+            "Erasure",
             "Migration",
             "WrittenState",
             "bootstrap",
+            "erase",
             "migrate",
             "verify_absent",
             "write_state",

@@ -25,7 +25,7 @@ from spark_statestore.writing import verify_absent
     help="Instead, search all that the stores have in storage for keys, as in \"key.user = 'ann'\". "
     "Needs DuckDB: pip install duckdb.",
 )
-@click.option("--operator", type=int, default=0, help="Operator of the keys that --absent names.")
+@parameters.operator
 @parameters.checkpoints_dir
 @with_output
 def verify(

@@ -39,16 +39,15 @@ checkpoint_format = click.option(
 )
 
 
+operator = click.option(
+    "--operator", type=click.IntRange(0), default=0, show_default=True, help="Number of the operator."
+)
+
+
 def store(command: Command) -> Command:
     """Add the options that select a store of the query."""
-    for option in (
-        click.option("--store", default="default", show_default=True, help="Name of the store."),
-        click.option(
-            "--operator", type=click.IntRange(0), default=0, show_default=True, help="Number of the operator."
-        ),
-    ):
-        command = option(command)
-    return command
+    name = click.option("--store", default="default", show_default=True, help="Name of the store.")
+    return operator(name(command))
 
 
 def state(command: Command) -> Command:

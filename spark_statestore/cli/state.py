@@ -1,4 +1,4 @@
-"""The commands ``state put`` and ``state delete``: copies of a checkpoint with changed keys."""
+"""The commands ``state put``, ``state delete`` and ``state erase``: changes of the keys of a checkpoint."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 import click
 
 from spark_statestore.cli import parameters
-from spark_statestore.cli.output import Output, with_output
+from spark_statestore.cli.output import FAILED, Output, plain, with_output
 from spark_statestore.rows.source import find_state
-from spark_statestore.writing import write_state
+from spark_statestore.writing import erase, write_state
 from spark_statestore.writing.files import read_changes
 from spark_statestore.writing.rows import Mode
 
 
 @click.group("state")
 def state() -> None:
-    """Copy a checkpoint with keys put or deleted."""
+    """Change keys: put or delete them in a copy, or erase them in place."""
 
 
 @state.command("put")
@@ -67,6 +67,38 @@ def delete(
     if (file is None) == (where is None):
         raise click.UsageError("give the keys to delete either as FILE or with --where.")
     _write(out, source, target, file, where, "delete", **arguments)
+
+
+@state.command("erase")
+@parameters.checkpoint
+@click.option(
+    "--where",
+    required=True,
+    metavar="SQL",
+    help="Erase the keys for which a condition is true, as in \"key.user = 'ann'\". Needs DuckDB: pip "
+    "install duckdb.",
+)
+@parameters.operator
+@parameters.stopped
+@parameters.checkpoints_dir
+@with_output
+def erase_keys(out: Output, checkpoint: str, where: str, **arguments: Any) -> None:
+    """Erase keys from all retained batches of a stopped query, in place.
+
+    The query has checkpoint format v2. What is left is searched as by `verify --absent`; the exit code is 1
+    if a key may be left. An interrupted erasure is repeated.
+    """
+    with out.progress("erasing keys") as report:
+        done = erase(checkpoint, where, progress=report, **arguments)
+    batches = ", ".join(map(str, done.batches)) or "none"
+    out.result(
+        plain(done) | {"ok": done.absence.ok},
+        f"{done.stores} stores were written anew, of the batches: {batches}",
+        f"{done.rows} rows of the newest batch were erased, and {done.files} files deleted",
+        *(f"not read, as no retained batch needs it: {url}" for url in done.absence.unknown),
+    )
+    if not done.absence.ok:
+        raise click.exceptions.Exit(FAILED)
 
 
 def _write(

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from spark_statestore.errors import (
@@ -104,6 +105,7 @@ def gc(
     *,
     older_than: float = DAY,
     stopped: bool = False,
+    purge: bool = False,
     checkpoints_dir: str | None = None,
     progress: Progress | None = None,
 ) -> GcResult:
@@ -127,6 +129,10 @@ def gc(
         The query does not run, and is not started meanwhile. Then files of any age are removed, and also
         those that a running query might still use: newer snapshots, and versions of the uncommitted batch
         unless they have the newest batch's state in other streams than that batch.
+    purge
+        With `stopped`, also remove versions of batches before the oldest one in Spark's logs, and write the
+        files anew that have metadata of unneeded versions beside that of others, so that none of their bytes
+        are left. What only these versions need is removed by the next collection.
     checkpoints_dir
         The option ``checkpointsDir`` of the query, if it was set.
     progress
@@ -145,6 +151,7 @@ def gc(
         If the file system cannot be used.
     """
     checkpoint = QueryCheckpoint(path, checkpoints_dir=checkpoints_dir)
+    purge = purge and stopped
     if stopped:
         require_not_running_here(checkpoint)
     now = _now(checkpoint)
@@ -156,7 +163,7 @@ def gc(
     # Any store may have versions in a damaged file.
     is_whole = merged_files.damage_in(decided.needed, decided.held) is None
     collectors = [
-        _Collector(checkpoint, merged_files, store, newest.get(store), decided, logged, before)
+        _Collector(checkpoint, merged_files, store, newest.get(store), decided, logged, before, purge=purge)
         for store in (_stores(checkpoint) if is_whole else ())
     ]
     collected = parallel_map(lambda collection: collection.collect(dry_run=dry_run), collectors, progress)
@@ -165,6 +172,7 @@ def gc(
         merged_files,
         {path: why for collection in collected for path, why in collection.merged.items()},
         dry_run=dry_run,
+        purge=purge,
     )
     # Copies are made by other processes than the query, and may take hours.
     holds = _remove_abandoned_holds(checkpoint, now - max(older_than, DAY), dry_run=dry_run)
@@ -219,16 +227,29 @@ def _remove_abandoned_holds(checkpoint: QueryCheckpoint, before: float, *, dry_r
 
 
 def _remove_merged(
-    checkpoint: QueryCheckpoint, merged: MergedFiles, unneeded: Mapping[str, str], *, dry_run: bool
+    checkpoint: QueryCheckpoint,
+    merged: MergedFiles,
+    unneeded: Mapping[str, str],
+    *,
+    dry_run: bool,
+    purge: bool,
 ) -> list[Orphan]:
-    """Remove the merged files that have unneeded versions only."""
+    """Remove the merged files that have unneeded versions only; write others anew without these."""
     files, _ = checkpoint.open_state()
     removed = []
+    beside: list[str] = []
     for status, versions in merged.physical_files():
-        if versions and all(path in unneeded for path in versions):
-            if not dry_run:
-                discard_file(files, status.path)
-            removed.append(Orphan(files.url(status.path), status.size, unneeded[versions[0]]))
+        gone = [path for path in versions if path in unneeded]
+        if not gone or (len(gone) < len(versions) and not purge):
+            continue
+        removed.append(Orphan(files.url(status.path), status.size, unneeded[gone[0]]))
+        if len(gone) < len(versions):
+            beside += gone
+        elif not dry_run:
+            discard_file(files, status.path)
+    if beside and not dry_run:
+        with failing_to("write", files, checkpoint.state_url):
+            merged.purge(beside)
     return removed
 
 
@@ -265,7 +286,7 @@ class _Collector:
 
     `newest` is the version committed by the newest batch, None if that batch does not have the store;
     `logged` are the batches in Spark's logs; files are removed up to the modification time `before`, all
-    files if it is None.
+    files if it is None; with `purge` also versions of batches before those.
     """
 
     def __init__(
@@ -277,6 +298,8 @@ class _Collector:
         decided: CommittedAttempts,
         logged: list[int],
         before: float | None,
+        *,
+        purge: bool,
     ) -> None:
         self._checkpoint = checkpoint
         self._logged = logged
@@ -288,6 +311,7 @@ class _Collector:
         self._newest = newest
         self._decided = decided
         self._before = before
+        self._purge = purge
         self._listing: dict[str, FileStatus] = {}
         self._known: dict[tuple[str, int, float], CheckpointMetadata] = {}
         self.orphans: list[Orphan] = []
@@ -354,8 +378,9 @@ class _Collector:
                 "read: the query's own cleanup runs. Try again; nothing of this store was removed."
             )
         stopped = self._before is None
-        reasons = orphans(store, self._decided, self._is_old, stopped=stopped)
-        self.young = len(orphans(store, self._decided, lambda path: True, stopped=stopped)) - len(reasons)
+        find = partial(orphans, store, self._decided, stopped=stopped, purge=self._purge)
+        reasons = find(self._is_old)
+        self.young = len(find(lambda path: True)) - len(reasons)
         return reasons
 
     def _read(self) -> StoreFiles:

@@ -119,11 +119,17 @@ class StoreFiles:
 
 
 def orphans(
-    store: StoreFiles, decided: CommittedAttempts, is_old: Callable[[str], bool], *, stopped: bool
+    store: StoreFiles,
+    decided: CommittedAttempts,
+    is_old: Callable[[str], bool],
+    *,
+    stopped: bool,
+    purge: bool = False,
 ) -> dict[str, str]:
     """Return the orphaned files of a store that are old enough: reasons by path, in the order of deletion.
 
     A stopped query uses only files that metadata references; a running one may be about to reference others.
+    With `purge`, versions before the oldest batch of the logs are orphans, too, unless others need them.
     """
     unneeded: dict[CheckpointName, str] = {}
     newest = max((name.version for name in store.listing.checkpoints), default=0)
@@ -134,6 +140,8 @@ def orphans(
             unneeded[name] = "Spark committed another attempt at its version"
         elif stopped and decided.is_uncommitted(name, newest) and not store.may_cover_newest(name):
             unneeded[name] = "its batch is not committed, and Spark runs it again"
+        elif purge and name.version < decided.needed.start and name.version not in decided.held:
+            unneeded[name] = "its batch is not in Spark's logs any more"
     unneeded = {name: why for name, why in unneeded.items() if all(map(is_old, store.paths(name)))}
     needed: set[str] = set()
     while True:

@@ -234,6 +234,23 @@ class MergedFiles(MergedLookup):
         finally:
             self._sweeping.release()
 
+    def purge(self, paths: Iterable[str]) -> None:
+        """Discard logical files, and write the physical files that have them anew without their bytes.
+
+        The query must be stopped. If the storage fails, no other logical file is lost.
+        """
+        chosen: dict[PhysicalFile, None] = {}
+        for path in paths:
+            if (place := self._place_of(path)) is None:
+                continue
+            index = self._with_indexes(place[1].version)
+            with self._lock:
+                if (logical := index.find(*place)) is not None:
+                    chosen[logical.physical] = None
+                    index.remove(logical)
+        with self._sweeping:
+            self._rewrite(self._index, list(chosen))
+
     def release_memory(self) -> None:
         """Drop physical files from memory that were not read for a while."""
         self._files.release_memory()

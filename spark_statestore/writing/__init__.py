@@ -1,16 +1,18 @@
 """Write of state: corrections, deletions, imports, and changes of the query, without Spark."""
 
-from spark_statestore.writing.absence import Absence, KeysInStream, verify_absent
+from spark_statestore.writing.absence import Absence, verify_absent
 from spark_statestore.writing.bootstrap import bootstrap
+from spark_statestore.writing.erase import Erasure, erase
 from spark_statestore.writing.migrate import Migration, migrate
 from spark_statestore.writing.write import WrittenState, write_state
 
 __all__ = [
     "Absence",
-    "KeysInStream",
+    "Erasure",
     "Migration",
     "WrittenState",
     "bootstrap",
+    "erase",
     "migrate",
     "verify_absent",
     "write_state",

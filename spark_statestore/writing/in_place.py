@@ -21,52 +21,50 @@ from spark_statestore.storage import CheckpointName
 class InPlaceWrite:
     """A write of an operator's state in its checkpoint, which Spark's commit log names as a whole.
 
-    The stores get attempts of their own at the newest batch, beside those that are there, and then one file
-    of the commit log names them. The file as it was is copied to ``rolled-back/<time>/`` before: put back, it
-    has the state of before, which stays as long as the batch is retained.
+    The stores get attempts of their own at a batch, beside those that are there, and then one file of the
+    commit log names them. A copy of the file as it was, in ``rolled-back/<time>/``, has the state of before,
+    which stays as long as the batch is retained.
 
     Parameters
     ----------
     checkpoint
         A checkpoint that writes with fsync.
-    batch
-        Its newest batch.
+    activity
+        A check of its query, which has found that it is stopped.
 
     Raises
     ------
     OptionError
-        If the batch is another one, or has no checkpoint ids, so that its stores cannot change at once.
+        If the batch has no checkpoint ids, so that its stores cannot change at once.
     """
 
-    def __init__(self, checkpoint: QueryCheckpoint, batch: int, operator: int) -> None:
+    def __init__(
+        self, checkpoint: QueryCheckpoint, batch: int, operator: int, activity: ActivityCheck
+    ) -> None:
         self._checkpoint = checkpoint
-        self._activity = ActivityCheck(checkpoint)
+        self._activity = activity
         self._batch = batch
         self._operator = operator
         self._commit = checkpoint.commit(batch)
-        if batch != checkpoint.newest_batch():
-            raise OptionError(
-                f"state is written in place at the newest batch, {checkpoint.newest_batch()}, but the batch "
-                f"is {batch}. Leave the batch, roll the query back to it before, or write a copy. Nothing "
-                "was changed."
-            )
         if operator not in (self._commit.state_ids or {}):
             raise OptionError(
                 f"the query of {checkpoint.url} has checkpoint format v1, in which the stores of a batch "
                 "cannot change at once. Write a copy. Nothing was changed."
             )
 
-    def require_stopped(self, *, stopped: bool) -> None:
-        """Raise `QueryRunningError` if the query seems to run, see `rollback`."""
-        self._activity.require_stopped(stopped=stopped)
-
     def write(
         self,
         change: Callable[[StoreSnapshot], StoreSnapshot],
         memory: int | None = None,
         progress: Progress | None = None,
+        *,
+        keeps_entry: bool = True,
     ) -> None:
-        """Write the stores with their changes, and have the commit log name them."""
+        """Write the stores with their changes, and have the commit log name them.
+
+        Stores that `change` returns as they are stay. Without `keeps_entry` the file of the commit log is not
+        copied before.
+        """
         versions = self._checkpoint.stores(self._batch, self._operator)
         report: Progress = progress or (lambda done, total: None)
         report(0, len(versions))
@@ -85,9 +83,9 @@ class InPlaceWrite:
         for done, attempt_id in enumerate(parallel_iter(write, versions, self._checkpoint.files), 1):
             ids.append(attempt_id)
             report(done, len(versions))
-        self._publish(ids)
+        self._publish(ids, keeps_entry=keeps_entry)
 
-    def _publish(self, ids: Sequence[str]) -> None:
+    def _publish(self, ids: Sequence[str], *, keeps_entry: bool) -> None:
         before = self._commit.state_ids or {}
         flat = iter(ids)
         changed = [list(itertools.islice(flat, len(stores))) for stores in before[self._operator]]
@@ -98,7 +96,8 @@ class InPlaceWrite:
                 "query, then try again; nothing was changed."
             )
         files, path = self._checkpoint.files, self._checkpoint.path(COMMITS, str(self._batch))
-        self._keep(path)
+        if keeps_entry:
+            self._keep(path)
         checksum = self._checkpoint.path(COMMITS, f".{self._batch}.crc")
         if files.scheme == "file" and files.exists(checksum):
             # Hadoop's checksum is of the file as it was. Without one, Hadoop does not check.

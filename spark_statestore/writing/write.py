@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from spark_statestore.errors import OptionError
 from spark_statestore.query import QueryCheckpoint, StatefulOperator
 from spark_statestore.query.parallel import Progress
+from spark_statestore.query.running import ActivityCheck
 from spark_statestore.query.savepoint_lookup import open_checkpoint
 from spark_statestore.rescaling.redistribute import require_strict_distribution
 from spark_statestore.rows.source import StateSource, state_of
@@ -152,8 +153,15 @@ def write_state(
     rows = changes if is_predicate else as_tables(changes)
     state = (checkpoint, number, operator, store, column_family)
     if target is None:
-        place = InPlaceWrite(checkpoint, number, operator)
-        place.require_stopped(stopped=stopped)
+        if number != checkpoint.newest_batch():
+            raise OptionError(
+                f"state is written in place at the newest batch, {checkpoint.newest_batch()}, but the batch "
+                f"is {number}. Leave the batch, roll the query back to it before, or write a copy. Nothing "
+                "was changed."
+            )
+        activity = ActivityCheck(checkpoint)
+        place = InPlaceWrite(checkpoint, number, operator, activity)
+        activity.require_stopped(stopped=stopped)
         written = _written(*state, mode, rows, memory)
         place.write(written.apply, memory, progress)
     else:

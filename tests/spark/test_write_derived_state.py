@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from spark_statestore import (
     OptionError,
     bootstrap,
+    erase,
     read_state,
     verify,
     verify_absent,
@@ -226,6 +227,31 @@ def test_erased_key_is_in_no_stream(spark: Any, tmp_path: Path, case: Case, form
     query.feed([event("a", 7, 5), event("a", 2, 5)])
     assert query.run()
     assert not verify_absent(copies.path, condition).ok
+
+
+@pytest.mark.parametrize(
+    "case", [case.values[0] for case in (CASES[2], CASES[-1])], ids=["join", "variables"]
+)
+def test_key_is_erased_from_every_retained_batch(spark: Any, tmp_path: Path, case: Case) -> None:
+    if case.build is joined and NEWEST_JOIN_FORMAT < 4:
+        case = CASES[0].values[0]
+    case = replace(case, confs=(*case.confs, ("spark.sql.streaming.minBatchesToRetain", "2")))
+    query = started(spark, tmp_path, case, 2)
+    for number in range(5):
+        query.feed([event("a", 7 + 14 * number, 5), event("b", 2 + 14 * number, 5), event("a", 4, 6)])
+        query.run()
+    field = "field0" if case.build is joined else "k"
+    before = content_of(query.checkpoint)
+    done = erase(str(query.checkpoint), f"key.{field} = 'a'", stopped=True)
+    assert len(done.batches) > 1
+    assert done.rows
+    assert done.absence.ok
+    after = content_of(query.checkpoint)
+    assert before.keys() >= after.keys()
+    assert sum(map(len, after.values())) > 10
+    query.feed([event("a", 1, 5), event("b", 2, 5)])
+    assert query.run()
+    assert not verify(str(query.checkpoint)).problems
 
 
 @pytest.mark.parametrize(("case", "form"), [CASES[2], CASES[-2]])

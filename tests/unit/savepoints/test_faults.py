@@ -21,6 +21,7 @@ from spark_statestore.errors import CheckpointNotFoundError, SavepointNotFoundEr
 from spark_statestore.files import open_file_system
 from spark_statestore.options import StorageOptions
 from spark_statestore.query import QueryCheckpoint
+from spark_statestore.query.running import ActivityCheck
 from spark_statestore.query.savepoint import KINDS as KINDS_OF_SAVEPOINTS
 from spark_statestore.query.store_snapshot import StoreSnapshot
 from spark_statestore.savepoints.api import (
@@ -271,9 +272,8 @@ def writes_in_place() -> Operation:
     """Return the write of a query's state without a key, as `write_state` does it in place."""
 
     def operate(scene: Scene) -> None:
-        place = InPlaceWrite(QueryCheckpoint(scene.query.url, fsync=True), 1, 0)
-        place.require_stopped(stopped=True)
-        place.write(without_batch)
+        checkpoint = QueryCheckpoint(scene.query.url, fsync=True)
+        InPlaceWrite(checkpoint, 1, 0, ActivityCheck(checkpoint)).write(without_batch)
 
     def check(scene: Scene, done: bool) -> None:
         checkpoint = scene.query.checkpoint

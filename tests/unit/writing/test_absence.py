@@ -9,7 +9,15 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
-from spark_statestore import OptionError, verify_absent, write_state
+from spark_statestore import (
+    OptionError,
+    QueryRunningError,
+    erase,
+    read_state,
+    verify,
+    verify_absent,
+    write_state,
+)
 from tests.unit.cli.commands import node, output_of
 from tests.unit.query.stored_query import StoredQuery
 from tests.unit.writing.test_write import WORDS
@@ -59,13 +67,14 @@ def test_copy_without_a_key_has_none_of_its_bytes(query: StoredQuery, tmp_path: 
     assert [Path(url).name for url in found.unknown] == ["orphan"]
 
 
-def test_older_merged_files_are_not_known(query: StoredQuery, tmp_path: Path) -> None:
+def test_damaged_merged_files_are_not_known(query: StoredQuery, tmp_path: Path) -> None:
     target = tmp_path / "target"
     write_state(query.url, str(target), ANN, mode="delete")
     merged = target / "state/_merged/1-1-7"
     merged.parent.mkdir()
     merged.write_bytes(b"")
-    assert [Path(url).name for url in verify_absent(str(target), ANN).unknown] == ["1-1-7"]
+    (damaged,) = verify_absent(str(target), ANN).unknown
+    assert "1-1-7 is empty: it is damaged" in damaged
 
 
 @pytest.mark.parametrize(
@@ -85,3 +94,56 @@ def test_command_fails_if_there_is_a_key(query: StoredQuery, tmp_path: Path) -> 
     write_state(query.url, str(tmp_path / "target"), ANN, mode="delete")
     assert node("verify", tmp_path / "target", "--absent", ANN)["ok"]
     assert "leave --batch" in output_of("verify", query.url, "--absent", ANN, "--batch", 0, code=2)
+
+
+def test_key_is_erased_from_all_batches(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "query", 2, partitions=3)
+    query.run(**WORDS, ann=1)
+    query.run(other=2)
+    query.run(ann=2)
+    written = query.files()
+    done = erase(query.url, ANN, stopped=True)
+    assert (done.batches, done.stores, done.rows) == ((0, 1, 2), 3, 1)
+    assert done.absence.ok
+    assert done.files
+    assert verify_absent(query.url, ANN).ok
+    for batch, words in enumerate((WORDS, WORDS | {"other": 2}, WORDS | {"other": 2})):
+        rows = read_state(query.url, batch=batch).to_pylist()
+        assert {row["key"]["word"]: row["value"]["count"] for row in rows} == words
+        assert not verify(query.url, batch).problems
+    # Stores without the key are as they were.
+    kept = [
+        name for name in written if name.startswith("state/") and written[name] == query.files().get(name)
+    ]
+    assert len(kept) > len(written) // 4
+    again = erase(query.url, ANN, stopped=True)
+    assert (again.batches, again.stores, again.rows, again.files) == ((), 0, 0, 0)
+
+
+def test_erasure_is_refused_before_anything_is_changed(query: StoredQuery) -> None:
+    before = query.files()
+    if query.format == 1:
+        with pytest.raises(OptionError, match="has checkpoint format v1"):
+            erase(query.url, ANN, stopped=True)
+    else:
+        with pytest.raises(QueryRunningError, match="It seems to run"):
+            erase(query.url, ANN)
+        with pytest.raises(OptionError, match="cannot be evaluated"):
+            erase(query.url, "value.count = 1", stopped=True)
+    assert query.files() == before
+
+
+def test_command_erases_keys(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "query", 2, partitions=3)
+    query.run(**WORDS, ann=1)
+    # As of a rollback: what it needs is not deleted.
+    kept = query.directory / "rolled-back/1/commits/0"
+    kept.parent.mkdir(parents=True)
+    shutil.copy(query.directory / "commits/0", kept)
+    command = ("state", "erase", query.url, "--where", ANN, "--stopped")
+    done = node(*command, code=1)
+    assert (done["ok"], done["stores"], done["rows"]) == (False, 1, 1)
+    assert done["absence"]["unknown"]
+    kept.unlink()
+    assert "0 stores were written anew, of the batches: none" in output_of(*command)
+    assert node(*command)["ok"]
