@@ -82,6 +82,7 @@ def verify_absent(
         If a stream cannot be read.
     """
     checkpoint = open_checkpoint(path, checkpoints_dir=checkpoints_dir)
+    checkpoint.require_batch(None)
     batches = checkpoint.batches()
     search = KeySearch(checkpoint, operator, predicate_of(condition))
     versions = [(batch, version) for batch in batches for version in checkpoint.stores(batch, operator)]

@@ -102,6 +102,7 @@ def erase(
     predicate = predicate_of(condition)
     activity = ActivityCheck(checkpoint)
     activity.require_stopped(stopped=stopped)
+    checkpoint.require_batch(None)
     batches = checkpoint.batches()
     # Raises for another checkpoint format.
     places = {batch: InPlaceWrite(checkpoint, batch, operator, activity) for batch in batches}

@@ -2,28 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import secrets
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from typing import Final
 
-from spark_statestore.errors import OptionError, QueryRunningError
+from spark_statestore.errors import OptionError, QueryRunningError, StateStoreError
 from spark_statestore.files import join, parent_of
 from spark_statestore.files.failures import failing_to
 from spark_statestore.query import QueryCheckpoint, StoreVersion
 from spark_statestore.query.parallel import Progress, parallel_iter
 from spark_statestore.query.query_checkpoint import COMMITS, ROLLED_BACK
 from spark_statestore.query.running import ActivityCheck
+from spark_statestore.query.savepoint_lookup import is_or_was_savepoint
 from spark_statestore.query.store_snapshot import StoreSnapshot, read_store, write_store
 from spark_statestore.storage import CheckpointName
+from spark_statestore.storage.file_handles import FileStateHandle
+from spark_statestore.store.directory import StoreDirectory
+
+IN_PLACE: Final = "in-place"
+"""Directory in ``rolled-back/<time>/`` of the entry before a write in place."""
+
+
+def _discard(store: StoreDirectory, name: CheckpointName) -> None:
+    """Remove an attempt that nothing names; what is left of it in a failing storage is an orphan."""
+    with contextlib.suppress(StateStoreError, OSError):
+        metadata = store.metadata(name)
+        for path in (
+            store.metadata_path(name),
+            *(
+                stream.path
+                for entry in metadata.handle
+                if isinstance(stream := entry.state.delegate_state_handle, FileStateHandle)
+            ),
+        ):
+            store.files.delete(path)
 
 
 class InPlaceWrite:
     """A write of an operator's state in its checkpoint, which Spark's commit log names as a whole.
 
     The stores get attempts of their own at a batch, beside those that are there, and then one file of the
-    commit log names them. A copy of the file as it was, in ``rolled-back/<time>/``, has the state of before,
-    which stays as long as the batch is retained.
+    commit log names them. A copy of the file as it was, in ``rolled-back/<time>/in-place/``, has the state of
+    before, which stays as long as the batch is retained.
 
     Parameters
     ----------
@@ -45,6 +68,12 @@ class InPlaceWrite:
         self._activity = activity
         self._batch = batch
         self._operator = operator
+        if is_or_was_savepoint(checkpoint):
+            raise OptionError(
+                f"{checkpoint.url} is a savepoint, which is not changed. Restore it, and change what was "
+                "restored. Nothing was changed."
+            )
+        self._before = checkpoint.read(COMMITS, str(batch))
         self._commit = checkpoint.commit(batch)
         if operator not in (self._commit.state_ids or {}):
             raise OptionError(
@@ -69,20 +98,29 @@ class InPlaceWrite:
         report: Progress = progress or (lambda done, total: None)
         report(0, len(versions))
 
+        written: list[tuple[StoreDirectory, CheckpointName]] = []
+
         def write(version: StoreVersion) -> str:
             content = read_store(self._checkpoint, version, memory)
             changed = change(content)
             if changed is content:
                 return str(version.name.id)
             attempt_id = secrets.token_hex(8)
-            name = CheckpointName(self._batch + 1, attempt_id)
-            write_store(self._checkpoint.open(version.store), name, attempt_id, changed)
+            name, store = CheckpointName(self._batch + 1, attempt_id), self._checkpoint.open(version.store)
+            write_store(store, name, attempt_id, changed)
+            written.append((store, name))
             return attempt_id
 
-        ids = []
-        for done, attempt_id in enumerate(parallel_iter(write, versions, self._checkpoint.files), 1):
-            ids.append(attempt_id)
-            report(done, len(versions))
+        try:
+            ids = []
+            for done, attempt_id in enumerate(parallel_iter(write, versions, self._checkpoint.files), 1):
+                ids.append(attempt_id)
+                report(done, len(versions))
+            self._require_unchanged()
+        except BaseException:
+            for store, name in written:
+                _discard(store, name)
+            raise
         self._publish(ids, keeps_entry=keeps_entry)
 
     def _publish(self, ids: Sequence[str], *, keeps_entry: bool) -> None:
@@ -90,11 +128,6 @@ class InPlaceWrite:
         flat = iter(ids)
         changed = [list(itertools.islice(flat, len(stores))) for stores in before[self._operator]]
         entry = self._commit.with_state_ids({**before, self._operator: changed})
-        if added := self._activity.added():
-            raise QueryRunningError(
-                f"the query of {self._checkpoint.url} runs: it has written {', '.join(added)}. Stop the "
-                "query, then try again; nothing was changed."
-            )
         files, path = self._checkpoint.files, self._checkpoint.path(COMMITS, str(self._batch))
         if keeps_entry:
             self._keep(path)
@@ -106,12 +139,30 @@ class InPlaceWrite:
                 files.sync_directory(parent_of(checksum))
         with failing_to("write", files, path):
             files.replace(path, entry.encode())
+        if added := self._activity.added():
+            raise QueryRunningError(
+                f"the query of {self._checkpoint.url} runs: it has written {', '.join(added)} while state "
+                "was written in place, and may go on with the state of before. Stop the query, and see which "
+                "state it has; the entry of its commit log as it was is in rolled-back/."
+            )
+
+    def _require_unchanged(self) -> None:
+        """Raise if the query runs, or if another process has changed the entry of its commit log."""
+        added = self._activity.added()
+        if not added and self._checkpoint.read(COMMITS, str(self._batch)) != self._before:
+            added = [f"{COMMITS}/{self._batch}"]
+        if added:
+            raise QueryRunningError(
+                f"the query of {self._checkpoint.url} runs, or another process changes it, which has "
+                f"written {', '.join(added)}. Stop it, then try again; nothing was changed."
+            )
 
     def _keep(self, path: str) -> None:
         """Copy the entry of the commit log to where a rollback moves those of later batches."""
         files = self._checkpoint.files
         time = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-        kept = join(self._checkpoint.path(ROLLED_BACK), time, COMMITS, str(self._batch))
+        # Not where a rollback has moved entries, which are moved back into gaps.
+        kept = join(self._checkpoint.path(ROLLED_BACK), time, IN_PLACE, COMMITS, str(self._batch))
         with failing_to("write", files, kept):
             files.make_directory(parent_of(kept))
             files.create(kept, files.read(path))

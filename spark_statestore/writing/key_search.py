@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ from typing import Final
 import pyarrow as pa
 
 from spark_statestore.query import QueryCheckpoint, StatefulOperator, StoreVersion
-from spark_statestore.query.layout import files_of_stores
 from spark_statestore.rescaling.partitioning import DEFAULT, PartitionKey, partition_key
 from spark_statestore.rows import decode_rows
 from spark_statestore.rows.types import parse_schema
@@ -23,6 +23,8 @@ from spark_statestore.writing.predicate import Predicate
 
 # Rows per decoded batch, which bounds temporary memory.
 _BATCH_ROWS: Final = 65_536
+
+_OF_A_PARTITION: Final = re.compile(r"\d+/\d+/(?!.*_metadata/)")
 
 KeyColumns = Callable[[pa.Array], pa.RecordBatch]
 """Returns the column ``key`` of rows by their keys."""
@@ -77,7 +79,7 @@ class KeySearch:
         return len(self._streams)
 
     def read(self, batch: int, version: StoreVersion) -> bool:
-        """Search the streams of a store's version; return whether one has the keys. Each is read once."""
+        """Search the streams of a store's version, each once; return whether one may have the keys."""
         operator = self._checkpoint.operator(self._operator, batch)
         store = self._checkpoint.open(version.store)
         metadata = store.metadata(version.name, version.attempt_id)
@@ -94,7 +96,13 @@ class KeySearch:
                 self._need(stream.path, stream.attempt_id)
             identity = stream.stream_state_handle_id
             if identity not in self._streams:
-                found = self._search(batch, str(version.store), entry, store.where(version.name), keys)
+                # A column family that was created anew may have had other keys before.
+                known = {
+                    family.name: keys[family.name]
+                    for family in metadata.column_families
+                    if family.name in keys and family.created_at_version <= entry.version
+                }
+                found = self._search(batch, str(version.store), entry, store.where(version.name), known)
                 self._streams[identity] = found
         entries = (entry.state.delegate_state_handle.stream_state_handle_id for entry in metadata.handle)
         return any(self._streams[identity] for identity in entries)
@@ -102,11 +110,13 @@ class KeySearch:
     def unknown(self) -> Iterator[str]:
         """Yield URLs of files of the operator's stores that no version needs, or that cannot be decoded."""
         yield from self._undescribed
-        files, _ = self._checkpoint.open_state()
+        files, directory = self._checkpoint.open_state()
+        start = len(directory) + 1
+        # Spark's description of the operator and its schemas have no keys, and files without bytes have none.
         listed = {
             status.path
-            for store, _, _, status in files_of_stores(self._checkpoint)
-            if store.operator == self._operator
+            for status in files.list_files(f"{directory}/{self._operator}")
+            if status.size and _OF_A_PARTITION.match(status.path[start:])
         }
         needed = set()
         for path, attempts in self._needed.items():
@@ -125,10 +135,12 @@ class KeySearch:
     ) -> bool:
         stream = entry.state.delegate_state_handle.stream_state_handle_id
         records: Counter[str] = Counter()
+        is_known = True
         for name, changes in read_changes(entry.state, where):
             if name not in keys:
-                # The column family was removed, and its schema with it.
+                # The column family was removed, or another one had its name: its schema is gone.
                 self._undescribed.append(stream)
+                is_known = False
                 continue
             for first in range(0, changes.num_rows, _BATCH_ROWS):
                 columns = keys[name](changes["key"].slice(first, _BATCH_ROWS))
@@ -136,7 +148,7 @@ class KeySearch:
         for name, number in records.items():
             if number:
                 self.found.append(KeysInStream(stream, batch, f"{store}, {name}", number))
-        return any(records.values())
+        return any(records.values()) or not is_known
 
 
 def keys_of_families(

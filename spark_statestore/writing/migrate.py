@@ -174,7 +174,12 @@ def migrate(
         plans, dropped = _plans(old, number, new, begun, operators, states, columns, drop)
         result = Migration(
             number,
-            tuple(_described(plan, state) for plan in plans.values() for state in plan.states),
+            tuple(
+                _described(plan, state)
+                for plan in plans.values()
+                for state in plan.states
+                if not state.is_derived
+            ),
             tuple(dropped),
         )
         for plan in plans.values():

@@ -17,7 +17,7 @@ from spark_statestore.rows.encode import encode_array
 from spark_statestore.rows.source import state_variables
 from spark_statestore.rows.types import SparkType, parse_schema
 from spark_statestore.store.metadata import ColumnFamily
-from spark_statestore.writing.state_layouts import INDEXED, TIMED, TTL
+from spark_statestore.writing.state_layouts import INDEXED, TIMED, TTL, event_times
 
 Mode = Literal["upsert", "replace", "delete"]
 
@@ -131,6 +131,8 @@ def encoded_rows(
             _require_own_sessions(rows[0], rows[1], state, first)
         if operator.is_join or variable.get("ttlEnabled"):
             _require_filled_end(rows[1], "value", state.value_schema, (_MATCHED, TTL), first)
+        if operator.is_join and state.has_multiple_values:
+            _require_own_times(rows[0], rows[1], state, first)
     if operator.is_join:
         _require_filled_end(rows[0], "key", state.key_schema, (_INDEX,), first)
     return rows
@@ -220,6 +222,32 @@ def _require_filled_end(
                 "Fill it in. No copy was made."
             )
         first += len(chunk)
+
+
+def _require_own_times(
+    keys: pa.ChunkedArray, values: pa.ChunkedArray, state: ColumnFamily, first: int
+) -> None:
+    """Raise for a join's row whose key has another time than its value: Spark would not find it."""
+    import pyarrow.compute as pc
+
+    names = [column["name"] for column in parse_json(state.value_schema)["fields"]]
+    times = event_times(state.value_schema)
+    if len(times) != 1 or names.count(times[0]) != 1:
+        return
+    position = names.index(times[0])
+    for key, value in zip(keys.chunks, values.chunks, strict=True):
+        column = decode_rows(value, state.value_schema).field(position)
+        if not pa.types.is_timestamp(column.type):
+            return
+        time = decode_rows(key, state.key_schema).flatten()[-1]
+        row = pc.index(pc.fill_null(pc.not_equal(column.cast(pa.int64()), time), False), True).as_py()
+        if row >= 0:
+            raise RowEncodingError(
+                f"row {first + row} of the changes has another time in its key than in {times[0]!r}, its "
+                "event time, so that the query would not find it. Give both the same time, in the key in "
+                "microseconds since 1970. No copy was made."
+            )
+        first += len(key)
 
 
 def _require_filled_buffers(values: pa.ChunkedArray, state: ColumnFamily, grouping: int, first: int) -> None:

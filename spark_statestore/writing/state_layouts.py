@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _BY_KEY: Final = "_keyToTimestamp"
 _BY_TIME: Final = "_timestampToKey"
 
-WATERMARK: Final = "spark.watermarkDelayMs"
-"""Spark's mark of a column of event time, in the metadata of its field."""
+# Spark's mark of a column of event time, in the metadata of its field.
+_WATERMARK: Final = "spark.watermarkDelayMs"
 
 TTL: Final = "ttlExpirationMs"
 """Field of the time when a value expires, in the value of a variable with TTL."""
@@ -211,7 +211,13 @@ def _layout_of_join(
 def _has_event_time(source: StateSource, index: str) -> bool:
     if source.stored_rows(source.family):
         return source.stored_rows(index) > 0
-    return WATERMARK in source.state.value_schema
+    return bool(event_times(source.state.value_schema))
+
+
+def event_times(schema: str) -> list[str]:
+    """Return the names of the columns of event time in a value."""
+    fields = parse_json(schema)["fields"]
+    return [column["name"] for column in fields if _WATERMARK in column.get("metadata", {})]
 
 
 def _beside(source: StateSource, name: str) -> ColumnFamily:

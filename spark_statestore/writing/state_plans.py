@@ -16,7 +16,7 @@ from spark_statestore.writing.bootstrap import StateKey, require_mapping
 from spark_statestore.writing.columns import ColumnValues, NewColumns, shortened
 from spark_statestore.writing.operator_matches import KeyedState, StateName, is_same_state
 from spark_statestore.writing.rows import AGGREGATION, SESSIONS
-from spark_statestore.writing.state_layouts import StateLayout
+from spark_statestore.writing.state_layouts import TIMED, StateLayout, event_times
 from spark_statestore.writing.taken_state import ComputedState, OperatorPlan, StatePlan
 from spark_statestore.writing.write import find_writable, layout_with_derived
 
@@ -124,6 +124,8 @@ def _planned(
             )
         return StatePlan(store, family)
     differences = _differences(old, new, before, family)
+    if label_of(state).endswith(TIMED) and "key.__event_time" not in values:
+        _require_same_times(new, label_of(state), before, family)
     if not values and not differences:
         return StatePlan(store, family, before)
     computed = _computed(old, new, store, before, family, values, differences)
@@ -146,6 +148,18 @@ def _differences(
     if strict[0] != strict[1]:
         found.append(f"it has {STRICT_DISTRIBUTION}={strict[1]} and the old one {strict[0]}")
     return tuple(found)
+
+
+def _require_same_times(new: KeyedState, state: str, before: ColumnFamily, family: ColumnFamily) -> None:
+    """Raise for rows of a join whose times in the key are of another column, or of none."""
+    marked = [event_times(schema) for schema in (before.value_schema, family.value_schema)]
+    if marked[0] != marked[1] and marked[1]:
+        raise OptionError(
+            f"operator {new} of the new query, {state}: the event time of the rows is "
+            f"{' and '.join(marked[1])}, and in the old query {' and '.join(marked[0]) or 'there was none'}, "
+            "so that the times in the keys are others. Give them in microseconds since 1970, such as columns="
+            f"{{({new.operator.id}, {state!r}): {{'key.__event_time': ...}}}}. No checkpoint was written."
+        )
 
 
 def _require_taken_once(old: KeyedState, new: KeyedState, renamed: Mapping[str, str | None]) -> None:

@@ -135,7 +135,8 @@ class OperatorPlan:
                     batches.append(columns.evaluate(decoder.decode(batch, version.store.partition)))
         rows = pa.Table.from_batches([columns.empty(), *batches])
         lost = [path for path in columns.not_taken if path.startswith("key.")]
-        if lost or columns.has_given("key."):
+        # Rows of a join stay rows of their own if keys become one.
+        if not self.new.operator.is_join and (lost or columns.has_given("key.")):
             rows = self._distinct(rows, state, lost, keys)
             if self.new.operator.name == SESSIONS:
                 self._require_apart(rows, state)

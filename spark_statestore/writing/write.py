@@ -140,7 +140,6 @@ def write_state(
             "written in place has None. Give one of both. Nothing was changed."
         )
     if in_place:
-        # A savepoint is not changed.
         checkpoint = QueryCheckpoint(source, checkpoints_dir=checkpoints_dir, fsync=True)
     else:
         checkpoint = open_checkpoint(source, checkpoints_dir=checkpoints_dir)

@@ -247,6 +247,36 @@ def test_inner_join_becomes_an_outer_one(spark: Any, tmp_path: Path, form: int) 
     assert any("k2=None" in row for rows in found for row in rows)
 
 
+@since("4.3", "state format 4 of joins")
+def test_event_time_of_a_join_of_format_4_is_given(spark: Any, tmp_path: Path) -> None:
+    def build(*times: str) -> Build:
+        def build(events: Any) -> Any:
+            from pyspark.sql import functions as F
+
+            left = events.selectExpr("k", "v", "t").where("v % 3 != 0")
+            right = events.selectExpr("k as k2", "v as v2", "t as t2")
+            if times:
+                left, right = left.withWatermark("t", "5 minutes"), right.withWatermark("t2", "5 minutes")
+            return left.join(right, F.expr("k = k2 and t2 between t and t + interval 3 minutes"))
+
+        return build
+
+    confs = {"spark.sql.streaming.join.stateFormatVersion": "4"}
+    change = Change(spark, tmp_path, build(), build("timely"), "append", confs=confs)
+    with pytest.raises(
+        OptionError, match="the event time of the rows is t, and in the old query there was none"
+    ):
+        change.migrate(operators={0: 0})
+    columns = {
+        (0, f"{side}-keyWithTsToValues"): {"key.__event_time": pc.field("value", name).cast(pa.int64())}
+        for side, name in (("left", "t"), ("right", "t2"))
+    }
+    change.migrate(operators={0: 0}, columns=columns)
+    found = change.found()
+    assert found == change.expected()
+    assert sum(map(len, found)) > 20
+
+
 @both_formats
 def test_column_is_added_to_a_join(spark: Any, tmp_path: Path, form: int) -> None:
     def build(*columns: str) -> Build:

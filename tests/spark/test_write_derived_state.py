@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from spark_statestore import (
     OptionError,
+    RowEncodingError,
     bootstrap,
     erase,
     read_state,
@@ -252,6 +254,17 @@ def test_key_is_erased_from_every_retained_batch(spark: Any, tmp_path: Path, cas
     query.feed([event("a", 1, 5), event("b", 2, 5)])
     assert query.run()
     assert not verify(str(query.checkpoint)).problems
+
+
+@pytest.mark.parametrize(("case", "form"), CASES[2:3])
+def test_times_of_joined_rows_are_their_own(spark: Any, tmp_path: Path, case: Case, form: int) -> None:
+    source = str(started(spark, tmp_path, case, form).checkpoint)
+    state = case.states[0]
+    rows = read_state(source, **where(state)).to_pylist()
+    rows[1]["key"]["__event_time"] += 1
+    table = pa.Table.from_pylist(rows, read_state(source, **where(state)).schema)
+    with pytest.raises(RowEncodingError, match="row 1 of the changes has another time in its key"):
+        write_state(source, str(tmp_path / "target"), table, **where(state))
 
 
 @pytest.mark.parametrize(("case", "form"), [CASES[2], CASES[-2]])

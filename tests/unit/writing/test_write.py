@@ -29,6 +29,7 @@ from spark_statestore import (
     encode_rows,
     gc,
     read_state,
+    savepoint,
     verify,
     write_state,
 )
@@ -140,7 +141,7 @@ def test_state_is_written_in_place_and_put_back(tmp_path: Path) -> None:
     assert not checksum.exists()
     changed = {name for name, data in before.items() if query.files().get(name) != data}
     assert changed == {"commits/1"}
-    (kept,) = (query.directory / "rolled-back").glob("*/commits/1")
+    (kept,) = (query.directory / "rolled-back").glob("*/in-place/commits/1")
     assert not gc(query.url, dry_run=True, older_than=0, stopped=True).orphans
     shutil.copy(kept, commit)
     assert counts(query.url) == WORDS | {"word 1": 100}
@@ -164,6 +165,31 @@ def test_state_is_written_in_place_in_few_cases(query: StoredQuery, tmp_path: Pa
         with pytest.raises(RowEncodingError, match="rows 0 and 1 of the changes have the same key"):
             write_state(query.url, None, pa.concat_tables([rows, rows]), in_place=True, stopped=True)
     assert query.files() == before
+
+
+def test_savepoint_is_not_written_in_place(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "query", 2, partitions=3)
+    query.run(**WORDS)
+    saved = savepoint(query.url, str(tmp_path / "savepoints"), "canonical").path
+    with pytest.raises(OptionError, match="is a savepoint, which is not changed"):
+        write_state(saved, None, table({"word 1": 7}), in_place=True, stopped=True)
+    assert counts(saved) == WORDS
+
+
+def test_failed_write_in_place_leaves_nothing(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "query", 2, partitions=3)
+    query.run(**WORDS)
+    before = query.files()
+
+    def progress(done: int, total: int) -> None:
+        if done == total:
+            # As of a write in place by another process.
+            query.put("commits/0", before["commits/0"].decode() + " ")
+
+    with pytest.raises(QueryRunningError, match="another process changes it, which has written commits/0"):
+        write_state(query.url, None, table({"word 1": 7}), in_place=True, stopped=True, progress=progress)
+    assert {**query.files(), "commits/0": b""} == {**before, "commits/0": b""}
+    assert counts(query.url) == WORDS
 
 
 def test_write_state_takes_what_read_state_returns(query: StoredQuery, tmp_path: Path) -> None:
