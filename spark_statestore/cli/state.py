@@ -9,7 +9,8 @@ import click
 from spark_statestore.cli import parameters
 from spark_statestore.cli.output import FAILED, Output, plain, with_output
 from spark_statestore.rows.source import find_state
-from spark_statestore.writing import erase, write_state
+from spark_statestore.writing import erase as erase_state
+from spark_statestore.writing import write_state
 from spark_statestore.writing.files import read_changes
 from spark_statestore.writing.rows import Mode
 
@@ -82,14 +83,14 @@ def delete(
 @parameters.stopped
 @parameters.checkpoints_dir
 @with_output
-def erase_keys(out: Output, checkpoint: str, where: str, **arguments: Any) -> None:
+def erase(out: Output, checkpoint: str, where: str, **arguments: Any) -> None:
     """Erase keys from all retained batches of a stopped query, in place.
 
     The query has checkpoint format v2. What is left is searched as by `verify --absent`; the exit code is 1
     if a key may be left. An interrupted erasure is repeated.
     """
     with out.progress("erasing keys") as report:
-        done = erase(checkpoint, where, progress=report, **arguments)
+        done = erase_state(checkpoint, where, progress=report, **arguments)
     batches = ", ".join(map(str, done.batches)) or "none"
     out.result(
         plain(done) | {"ok": done.absence.ok},
