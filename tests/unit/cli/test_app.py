@@ -146,7 +146,8 @@ def test_commands_fail_with_one_line_or_one_document(command: str, tmp_path: Pat
         for argument in commands()[command].params
         if isinstance(argument, click.Argument)
     ]
-    options = ["--target", str(tmp_path)] if command == "savepoint_trigger" else []
+    needed = {"savepoint_trigger": ["--target", str(tmp_path)], "state_erase": ["--where", "true"]}
+    options = needed.get(command, [])
     text = invoke(*command.split("_"), *arguments, *options)
     assert (text.exit_code, text.stdout) == (1, "")
     assert re.fullmatch(r"error: [^\n]+\n", text.stderr)
