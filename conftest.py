@@ -159,7 +159,7 @@ def _is_too_slow(file: str, config: pytest.Config) -> bool:
     if not config.pluginmanager.has_plugin("dsession"):
         return True
     alone = [sys.executable, "-m", "pytest", "-q", "--tier", "first", "-m", config.getoption("-m"), file]
-    # What slows the machine down may last.
+    # The machine may still be slow.
     slow = {**os.environ, _SCALE: str(_scale())}
     return subprocess.run(alone, cwd=ROOT, env=slow, stdout=subprocess.DEVNULL, check=False).returncode != 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Final
 
 from spark_statestore.errors import CheckpointNotFoundError
@@ -11,10 +12,27 @@ from spark_statestore.files import FileStatus, open_file_system, split_url
 from spark_statestore.files.failures import failing_to
 from spark_statestore.operator_state.parts import StatePart, require_complete
 from spark_statestore.query import OffsetEntry, QueryCheckpoint
+from spark_statestore.query.query_checkpoint import ROLLED_BACK
 from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
 from spark_statestore.store.metadata import StoreId
 
 _OF_A_STORE: Final = re.compile(r"(\d+)/(\d+)/(?:([^/]+)/)?(chk-\d+(?:_\w+)?|shared)/([^/]+)")
+
+
+def new_rolled_back_directory(checkpoint: QueryCheckpoint) -> str:
+    """Return the path of a new directory ``rolled-back/<time>``."""
+    return checkpoint.path(ROLLED_BACK, datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ"))
+
+
+def with_checksum(checkpoint: QueryCheckpoint, name: str) -> list[str]:
+    """Return the names of Hadoop's checksum of a file, if there is one, and of the file."""
+    directory, _, file = name.rpartition("/")
+    checksum = f"{directory}/.{file}.crc"
+    with failing_to("look for", checkpoint.files, checkpoint.path(checksum)):
+        has_checksum = checkpoint.files.scheme == "file" and checkpoint.files.exists(
+            checkpoint.path(checksum)
+        )
+    return [checksum, name] if has_checksum else [name]
 
 
 def entry_before(checkpoint: QueryCheckpoint, batch: int) -> OffsetEntry:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
@@ -15,7 +14,13 @@ from spark_statestore.files.failures import failing_to
 from spark_statestore.formats.metadata import parse_json
 from spark_statestore.operator_state.query_operator_state import OPERATOR_STATE_DIR
 from spark_statestore.query import sources
-from spark_statestore.query.layout import entry_before, newest_operator_state, operator_states
+from spark_statestore.query.layout import (
+    entry_before,
+    new_rolled_back_directory,
+    newest_operator_state,
+    operator_states,
+    with_checksum,
+)
 from spark_statestore.query.operators import SCHEMAS
 from spark_statestore.query.query_checkpoint import (
     COMMITS,
@@ -132,13 +137,14 @@ class _Plan:
         names = self.moved
         if not names:
             return
-        time = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+        directory = new_rolled_back_directory(checkpoint)
+        time = directory.rpartition("/")[2]
         created = [f"{OFFSETS}/{self._batch - 1}", *(cut.compact[0] for cut in self._cuts if cut.compact)]
         self._write_entry_before()
         # Copy everything before the first delete.
         for name in names:
-            for beside in self._with_checksum(name):
-                self._copy(beside, join(checkpoint.path(ROLLED_BACK), time, beside))
+            for beside in with_checksum(checkpoint, name):
+                self._copy(beside, join(directory, beside))
         if created[1:]:
             _record_created(checkpoint, time, created[1:])
         self._require_unchanged(activity, created)
@@ -252,17 +258,6 @@ class _Plan:
             newer = [path for path in dropped if path not in older]
             yield _Cut(older, (f"{SOURCES}/{source}/{name}", data), newer)
 
-    def _with_checksum(self, name: str) -> list[str]:
-        """Return the paths of Hadoop's checksum of a file, if there is one, and of the file."""
-        directory, _, file = name.rpartition("/")
-        checksum = f"{directory}/.{file}.crc"
-        checkpoint = self._checkpoint
-        with failing_to("look for", checkpoint.files, checkpoint.path(checksum)):
-            has_checksum = checkpoint.files.scheme == "file" and checkpoint.files.exists(
-                checkpoint.path(checksum)
-            )
-        return [checksum, name] if has_checksum else [name]
-
     def _copy(self, name: str, to: str) -> None:
         files = self._checkpoint.files
         data = self._checkpoint.read(name)
@@ -272,7 +267,7 @@ class _Plan:
 
     def _remove(self, names: list[str]) -> None:
         for name in names:
-            for beside in self._with_checksum(name):
+            for beside in with_checksum(self._checkpoint, name):
                 path = self._checkpoint.path(beside)
                 with failing_to("delete", self._checkpoint.files, path):
                     self._checkpoint.files.delete(path)

@@ -57,6 +57,11 @@ DEFAULT: Final = "default"
 """Name of the store of an operator with one, and of the column family of a store with one."""
 
 
+def state_name(store: str, family: str) -> str:
+    """Return the name of a state: of its store if it is the only one there, as of joins with four stores."""
+    return store if family == DEFAULT else family
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionKey:
     """Position of the shuffle's columns in the key of a state.
@@ -103,7 +108,7 @@ def partition_key(
         key = PartitionKey(dropped=1)
     elif operator.is_join:
         # Four stores, or four column families of one.
-        key = _JOINS.get((store if state.name == DEFAULT else state.name).partition("-")[2])
+        key = _JOINS.get(state_name(store, state.name).partition("-")[2])
     elif operator.name in _TRANSFORM:
         key = _of_variable(state, column_families)
     if key is None:

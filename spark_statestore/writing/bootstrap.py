@@ -17,7 +17,7 @@ from spark_statestore.query.query_checkpoint import QueryCheckpoint
 from spark_statestore.query.savepoint_lookup import open_checkpoint
 from spark_statestore.query.sources import is_offset_of_files
 from spark_statestore.query.store_snapshot import StoreSnapshot
-from spark_statestore.rescaling.partitioning import DEFAULT
+from spark_statestore.rescaling.partitioning import state_name
 from spark_statestore.savepoints.copy import EditOfLogs
 from spark_statestore.savepoints.create import held_if_possible
 from spark_statestore.savepoints.restore import copy_held
@@ -99,7 +99,7 @@ def bootstrap(
         written: dict[tuple[int, str], Changes] = {}
         for (operator, family), tables in given.items():
             described, found = find_writable(checkpoint, number, operator, "default", family)
-            name = found.state.name if found.store == DEFAULT else found.store
+            name = state_name(found.store, found.state.name)
             if (operator, name) in written:
                 raise OptionError(
                     f"there are rows of operator {operator}, column family {name!r}, twice. Give them once. "

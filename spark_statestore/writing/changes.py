@@ -84,6 +84,8 @@ class StateChanges:
         state: ColumnFamily,
         partitions: int,
     ) -> None:
+        import numpy as np
+
         self.counts = KeyCounts()
         self.replaces = mode == "replace"
         """True if all rows are removed that are not among the changes."""
@@ -99,7 +101,7 @@ class StateChanges:
         first = 0
         for table in tables:
             columns = encoded_rows(table, mode, operator, state, first)
-            rows = pa.array(range(first, first + table.num_rows), _ROW.type)
+            rows = pa.array(np.arange(first, first + table.num_rows), _ROW.type)
             self._add(pa.table([*columns, rows], [*self._columns, _ROW.name]))
             first += table.num_rows
         if not state.has_multiple_values:

@@ -18,10 +18,7 @@ from spark_statestore.writing.absence import Absence, verify_absent
 from spark_statestore.writing.changes import KeyCounts
 from spark_statestore.writing.in_place import InPlaceWrite
 from spark_statestore.writing.key_search import KeySearch, keys_of_families
-from spark_statestore.writing.predicate import Predicate, predicate_of
-
-# Rows per decoded batch, which bounds temporary memory.
-_BATCH_ROWS = 65_536
+from spark_statestore.writing.predicate import Predicate, is_match, predicate_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +145,8 @@ class _Without:
         return replace(content, rows=lambda: self._kept(content))
 
     def _kept(self, content: StoreSnapshot) -> Iterator[tuple[str, pa.Table]]:
-        import numpy as np
-
         keys = keys_of_families(self._operator, content.store, content.column_families)
         for name, table in content.rows():
-            stays = []
-            for batch in table.to_batches(_BATCH_ROWS):
-                is_kept = np.ones(batch.num_rows, np.bool_)
-                is_kept[self._predicate.matching(keys[name](batch["key"]))] = False
-                stays.append(is_kept)
-            kept = table.filter(pa.chunked_array(stays, pa.bool_()))
-            self.counts.add(removed=table.num_rows - kept.num_rows)
-            yield name, kept
+            matches = is_match(self._predicate, table, keys[name])
+            self.counts.add(removed=pc.sum(matches).as_py() or 0)
+            yield name, table.filter(pc.invert(matches))

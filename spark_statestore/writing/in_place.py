@@ -6,20 +6,20 @@ import contextlib
 import itertools
 import secrets
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from typing import Final
 
 from spark_statestore.errors import OptionError, QueryRunningError, StateStoreError
 from spark_statestore.files import join, parent_of
 from spark_statestore.files.failures import failing_to
 from spark_statestore.query import QueryCheckpoint, StoreVersion
+from spark_statestore.query.layout import new_rolled_back_directory, with_checksum
 from spark_statestore.query.parallel import Progress, parallel_iter
-from spark_statestore.query.query_checkpoint import COMMITS, ROLLED_BACK
+from spark_statestore.query.query_checkpoint import COMMITS
 from spark_statestore.query.running import ActivityCheck
 from spark_statestore.query.savepoint_lookup import is_or_was_savepoint
 from spark_statestore.query.store_snapshot import StoreSnapshot, read_store, write_store
 from spark_statestore.storage import CheckpointName
-from spark_statestore.storage.file_handles import FileStateHandle
+from spark_statestore.storage.file_handles import FileStateHandle, discard_file
 from spark_statestore.store.directory import StoreDirectory
 
 IN_PLACE: Final = "in-place"
@@ -38,7 +38,7 @@ def _discard(store: StoreDirectory, name: CheckpointName) -> None:
                 if isinstance(stream := entry.state.delegate_state_handle, FileStateHandle)
             ),
         ):
-            store.files.delete(path)
+            discard_file(store.files, path)
 
 
 class InPlaceWrite:
@@ -131,9 +131,9 @@ class InPlaceWrite:
         files, path = self._checkpoint.files, self._checkpoint.path(COMMITS, str(self._batch))
         if keeps_entry:
             self._keep(path)
-        checksum = self._checkpoint.path(COMMITS, f".{self._batch}.crc")
-        if files.scheme == "file" and files.exists(checksum):
-            # Hadoop's checksum is of the file as it was. Without one, Hadoop does not check.
+        # Hadoop's checksum is of the file as it was. Without one, Hadoop does not check.
+        for name in with_checksum(self._checkpoint, f"{COMMITS}/{self._batch}")[:-1]:
+            checksum = self._checkpoint.path(name)
             with failing_to("delete", files, checksum):
                 files.delete(checksum)
                 files.sync_directory(parent_of(checksum))
@@ -160,9 +160,8 @@ class InPlaceWrite:
     def _keep(self, path: str) -> None:
         """Copy the entry of the commit log to where a rollback moves those of later batches."""
         files = self._checkpoint.files
-        time = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
         # Not where a rollback has moved entries, which are moved back into gaps.
-        kept = join(self._checkpoint.path(ROLLED_BACK), time, IN_PLACE, COMMITS, str(self._batch))
+        kept = join(new_rolled_back_directory(self._checkpoint), IN_PLACE, COMMITS, str(self._batch))
         with failing_to("write", files, kept):
             files.make_directory(parent_of(kept))
             files.create(kept, files.read(path))

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_statestore.query import QueryCheckpoint, StatefulOperator, StoreVersion
 from spark_statestore.rescaling.partitioning import DEFAULT, PartitionKey, partition_key
@@ -18,16 +19,14 @@ from spark_statestore.rows.types import parse_schema
 from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
 from spark_statestore.storage.incremental_handle import ChainEntry
 from spark_statestore.store.changelog import read_changes
+from spark_statestore.store.changelog_apply import ROW_SCHEMA
 from spark_statestore.store.metadata import ColumnFamily, StoreId
-from spark_statestore.writing.predicate import Predicate
-
-# Rows per decoded batch, which bounds temporary memory.
-_BATCH_ROWS: Final = 65_536
+from spark_statestore.writing.predicate import Predicate, is_match
 
 _OF_A_PARTITION: Final = re.compile(r"\d+/\d+/(?!.*_metadata/)")
 
-KeyColumns = Callable[[pa.Array], pa.RecordBatch]
-"""Returns the column ``key`` of rows by their keys."""
+KeyColumns = Callable[[pa.RecordBatch], pa.RecordBatch]
+"""Returns the column ``key`` of rows whose keys are encoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class KeySearch:
         self._checkpoint = checkpoint
         self._operator = operator
         self._predicate = predicate
-        # Whether each stream has such records.
+        # By stream id, True if it has such records.
         self._streams: dict[str, bool] = {}
         # Paths with the attempts whose bytes are there.
         self._needed: dict[str, set[str | None]] = {}
@@ -87,7 +86,7 @@ class KeySearch:
         keys = keys_of_families(operator, version.store, metadata.column_families)
         for columns in keys.values():
             # Raises for a condition on other columns, also if there is no row.
-            self._predicate.matching(columns(pa.array([], pa.binary())))
+            self._predicate.matching(columns(pa.RecordBatch.from_pylist([], ROW_SCHEMA)))
         for entry in metadata.handle:
             stream = entry.state.delegate_state_handle
             if isinstance(stream, FileStateHandle):
@@ -142,9 +141,8 @@ class KeySearch:
                 self._undescribed.append(stream)
                 is_known = False
                 continue
-            for first in range(0, changes.num_rows, _BATCH_ROWS):
-                columns = keys[name](changes["key"].slice(first, _BATCH_ROWS))
-                records[name] += len(self._predicate.matching(columns))
+            matches = is_match(self._predicate, pa.Table.from_batches([changes]), keys[name])
+            records[name] += pc.sum(matches).as_py() or 0
         for name, number in records.items():
             if number:
                 self.found.append(KeysInStream(stream, batch, f"{store}, {name}", number))
@@ -163,8 +161,8 @@ def keys_of_families(
     }
 
 
-def _keys(family: ColumnFamily, where: PartitionKey, keys: pa.Array) -> pa.RecordBatch:
-    column = decode_rows(keys, family.key_schema)
+def _keys(family: ColumnFamily, where: PartitionKey, rows: pa.RecordBatch) -> pa.RecordBatch:
+    column = decode_rows(rows["key"], family.key_schema)
     for position in where.inside:
         column = column.flatten()[position]
     number = len(where.columns(parse_schema(family.key_schema)))

@@ -28,7 +28,7 @@ class RowChanges(Protocol):
 
 
 class _Edit(NamedTuple):
-    """What is different in a partition.
+    """The differences of a partition.
 
     Attributes
     ----------
@@ -125,17 +125,19 @@ class LayoutChanges:
 
         edit = self._edit(state, content.store)
         groups_of = {part.state.name: part.groups for part in derived}
+        if has_state:
+            groups_of[name] = self._layout.groups
         for family, table in content.rows():
-            if family == name and has_state:
-                yield family, table.filter(pc.invert(self._in(table, self._layout.groups, edit.groups)))
-            elif family in groups_of:
-                stays = pc.invert(self._in(table, groups_of[family], edit.groups))
-                if edit.kept is not None:
-                    groups = groups_of[family](table["key"])
-                    stays = pc.and_(stays, pc.or_(pc.is_null(groups), pc.is_in(groups, value_set=edit.kept)))
-                yield family, table.filter(stays)
-            else:
+            removes_stale = edit.kept is not None and family != name
+            # Keys are not decoded in vain.
+            if family not in groups_of or not (len(edit.groups) or removes_stale):
                 yield family, table
+                continue
+            groups = groups_of[family](table["key"])
+            stays = pc.invert(pc.is_in(groups, value_set=edit.groups))
+            if removes_stale:
+                stays = pc.and_(stays, pc.or_(pc.is_null(groups), pc.is_in(groups, value_set=edit.kept)))
+            yield family, table.filter(stays)
         yield from self._rows(edit.after, derived, has_state=has_state)
 
     def _rows(
@@ -147,17 +149,6 @@ class LayoutChanges:
             yield self._layout.state.name, after.rows
         for part in derived:
             yield part.state.name, part.rows(after)
-
-    @staticmethod
-    def _in(
-        table: pa.Table, groups_of: Callable[[pa.ChunkedArray], pa.ChunkedArray], groups: pa.Array
-    ) -> pa.ChunkedArray:
-        import pyarrow.compute as pc
-
-        if not len(groups):
-            # Keys are not decoded in vain.
-            return pa.chunked_array([pa.repeat(False, table.num_rows)], pa.bool_())
-        return pc.is_in(groups_of(table["key"]), value_set=groups)
 
     def _edit(self, state: Callable[[], Iterator[pa.Table]], store: StoreId) -> _Edit:
         """Return what is different in a store's partition, which is computed once for all of its stores."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
@@ -75,14 +75,7 @@ class MatchingDelete:
         return ChangesOfStore(ROW_SCHEMA.empty_table(), None, partial(self._is_match, store.partition))
 
     def _is_match(self, partition: int, rows: pa.Table) -> pa.ChunkedArray:
-        import numpy as np
-
-        matches = []
-        for batch in rows.to_batches(_BATCH_ROWS):
-            is_match = np.zeros(batch.num_rows, np.bool_)
-            is_match[self._predicate.matching(self._columns.decode(batch, partition))] = True
-            matches.append(is_match)
-        return pa.chunked_array(matches, pa.bool_())
+        return is_match(self._predicate, rows, lambda batch: self._columns.decode(batch, partition))
 
     def _kept(self, content: StoreSnapshot) -> Iterator[tuple[str, pa.Table]]:
         for name, table in content.rows():
@@ -92,6 +85,20 @@ class MatchingDelete:
             matches = self._is_match(content.store.partition, table)
             self.counts.add(removed=pc.sum(matches).as_py() or 0)
             yield name, table.filter(pc.invert(matches))
+
+
+def is_match(
+    predicate: Predicate, rows: pa.Table, decode: Callable[[pa.RecordBatch], pa.RecordBatch]
+) -> pa.ChunkedArray:
+    """Return for each row whether it fulfils a condition on the columns that `decode` returns of a batch."""
+    import numpy as np
+
+    found = []
+    for batch in rows.to_batches(_BATCH_ROWS):
+        matches = np.zeros(batch.num_rows, np.bool_)
+        matches[predicate.matching(decode(batch))] = True
+        found.append(matches)
+    return pa.chunked_array(found, pa.bool_())
 
 
 def predicate_of(condition: pc.Expression | str) -> Predicate:

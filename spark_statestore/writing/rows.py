@@ -10,7 +10,7 @@ import pyarrow as pa
 from spark_statestore.errors import OptionError, RowEncodingError
 from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query import StatefulOperator
-from spark_statestore.rescaling.partitioning import DEFAULT
+from spark_statestore.rescaling.partitioning import state_name
 from spark_statestore.rows import decode_rows, encode_rows
 from spark_statestore.rows.columns import PARTITION
 from spark_statestore.rows.encode import encode_array
@@ -79,7 +79,7 @@ def require_writable(operator: StatefulOperator, store: str, state: ColumnFamily
     is_known = operator.name in _PLAIN or operator.is_join or bool(variables)
     may_be_list = False
     if state is not None and operator.is_join:
-        name = store if state.name == DEFAULT else state.name
+        name = state_name(store, state.name)
         is_known, may_be_list = name in _JOINED, name.endswith(TIMED)
     elif state is not None and state.name in variables:
         variable = variables[state.name]

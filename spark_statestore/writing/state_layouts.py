@@ -12,7 +12,7 @@ import pyarrow as pa
 from spark_statestore.errors import OptionError
 from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query import StatefulOperator
-from spark_statestore.rescaling.partitioning import COUNTS, EXPIRIES, LENGTHS, MINIMA
+from spark_statestore.rescaling.partitioning import COUNTS, EXPIRIES, LENGTHS, MINIMA, state_name
 from spark_statestore.rows import decode_rows, encode_rows
 from spark_statestore.rows.source import StateSource, state_variables
 from spark_statestore.rows.types import with_binary_strings
@@ -197,7 +197,7 @@ def _layout_of_join(
     operator: StatefulOperator, source: StateSource, other: Callable[[str], StateSource]
 ) -> StateLayout:
     has_one_store = len(operator.stores) == 1
-    side, _, kind = (source.family if has_one_store else source.store).partition("-")
+    side, _, kind = state_name(source.store, source.family).partition("-")
     name = f"{side}-{_NUMBERS if kind == INDEXED else _TIMES}"
     store = source.store if has_one_store else name
     state = _beside(source, name) if has_one_store else other(name).state

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from spark_statestore.errors import OptionError, RescaleError
-from spark_statestore.rescaling.partitioning import BESIDE, DEFAULT, EXPIRIES, TIMERS
+from spark_statestore.rescaling.partitioning import BESIDE, DEFAULT, EXPIRIES, TIMERS, state_name
 from spark_statestore.rescaling.redistribute import STRICT_DISTRIBUTION
 from spark_statestore.rows.types import parse_schema
 from spark_statestore.store.metadata import ColumnFamily
@@ -72,7 +72,7 @@ def plan_operator(
         before = None if old is None or origin is None else old.families.get((store, origin))
         if before is not None and variable_of(before.name) in dropped:
             before = None
-        here = values.pop(label_of(state), {})
+        here = values.pop(state_name(*state), {})
         if not here and state in origins and plans[origins[state]].computed is not None:
             family = replace(new.families[state], created_at_version=0)
             plans[state] = StatePlan(store, family, before, is_derived=True)
@@ -124,8 +124,8 @@ def _planned(
             )
         return StatePlan(store, family)
     differences = _differences(old, new, before, family)
-    if label_of(state).endswith(TIMED) and "key.__event_time" not in values:
-        _require_same_times(new, label_of(state), before, family)
+    if state_name(*state).endswith(TIMED) and "key.__event_time" not in values:
+        _require_same_times(new, state_name(*state), before, family)
     if not values and not differences:
         return StatePlan(store, family, before)
     computed = _computed(old, new, store, before, family, values, differences)
@@ -211,7 +211,7 @@ def _dropped(
         return
     taken = {(state.store, state.old.name) for state in states if state.old is not None}
     computed = {(state.store, state.old.name) for state in states if state.old and state.computed}
-    # What follows from computed rows follows from the new ones.
+    # Rows derived from computed ones are derived anew.
     taken |= {state for state, origin in _origins(_layouts(old)).items() if origin in computed}
     for (store, name), family in old.families.items():
         if (store, name) in taken or not family.rows:
@@ -296,7 +296,7 @@ def _require_names(
 ) -> None:
     """Raise if names of states do not exist."""
     of_old = set() if old is None else {variable_of(name) for _, name in old.families}
-    families = {label_of(state) for state in new.families}
+    families = {state_name(*state) for state in new.families}
     for names, of_new in ((renamed, {variable_of(name) for name in families}), (given, families)):
         for name in names:
             if name is not None and name not in of_new:
@@ -325,7 +325,7 @@ def _require_names(
 
 def _only_state(new: KeyedState) -> str:
     """Return the state that is meant where none is named."""
-    names = [label_of(state) for state in new.families if not state[1].startswith("$")]
+    names = [state_name(*state) for state in new.families if not state[1].startswith("$")]
     variables = [name for name in names if name != DEFAULT]
     chosen = variables or names
     if len(chosen) != 1:
@@ -334,12 +334,6 @@ def _only_state(new: KeyedState) -> str:
             f"`columns`, such as ({new.operator.id}, {chosen[0]!r}). No checkpoint was written."
         )
     return chosen[0]
-
-
-def label_of(state: StateName) -> str:
-    """Return the name of a state: of its store if it is the only one there, as of joins."""
-    store, name = state
-    return store if name == DEFAULT else name
 
 
 def _old_name(name: str, renamed: Mapping[str, str | None]) -> str | None:

@@ -147,7 +147,7 @@ class OperatorPlan:
             raise RowEncodingError(f"operator {self.new} of the new query, {state.label}: {error}") from error
         if computed.layout is None:
             return changes
-        # What is replaced is not read.
+        # A state that is replaced is not read.
         return LayoutChanges(changes, operator, state.store, computed.layout, lambda partition: iter(()))
 
     def _distinct(self, rows: pa.Table, state: StatePlan, lost: list[str], keys: int) -> pa.Table:

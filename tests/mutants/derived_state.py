@@ -130,8 +130,8 @@ MUTANTS: Final = (
     Mutant(
         "in-place-with-a-checksum",
         f"{_WRITING}/in_place.py",
-        'if files.scheme == "file" and files.exists(checksum):',
-        "if False:",
+        'for name in with_checksum(self._checkpoint, f"{COMMITS}/{self._batch}")[:-1]:',
+        "for name in []:",
         ("tests/unit/writing/test_write.py::test_state_is_written_in_place_and_put_back",),
         "Hadoop reads the entry of the commit log that was written in place.",
     ),

@@ -432,7 +432,7 @@ def test_variables_are_dropped_with_what_belongs_to_them(spark: Any, tmp_path: P
 @since("4.1", "transformWithState of rows in Python")
 @pytest.mark.parametrize("ttl", [None, DAY], ids=["", "ttl"])
 def test_values_of_variables_are_widened(spark: Any, tmp_path: Path, ttl: int | None) -> None:
-    """What Spark keeps beside lists and values that expire is computed with them."""
+    """Derived states of lists and of values that expire are computed with them."""
 
     def kept(kind: str) -> Build:
         def build(events: Any) -> Any:

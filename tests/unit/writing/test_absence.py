@@ -43,7 +43,7 @@ def test_key_is_found_in_every_batch_that_needs_it(query: StoredQuery, tmp_path:
     assert [(keys.batch, keys.records) for keys in found.found] == [(0, 1), (2, 1)]
     assert found.batches == (0, 1, 2)
     assert not found.unknown
-    assert verify_absent(query.url, "key.word = 'nobody'").ok
+    assert verify_absent(query.url, "key.word = 'missing'").ok
 
 
 def test_copy_without_a_key_has_none_of_its_bytes(query: StoredQuery, tmp_path: Path) -> None:
