@@ -14,16 +14,22 @@ from spark_statestore.writing import write_state
 from spark_statestore.writing.files import read_changes
 from spark_statestore.writing.rows import Mode
 
+_in_place = click.option(
+    "--in-place",
+    is_flag=True,
+    help="Change SOURCE itself, the checkpoint of a stopped query in format v2; without TARGET.",
+)
+
 
 @click.group("state")
 def state() -> None:
-    """Change keys: put or delete them in a copy, or erase them in place."""
+    """Change keys: put or delete them in a copy or in place, or erase them from all batches."""
 
 
 @state.command("put")
 @click.argument("source")
-@click.argument("target")
-@click.argument("file")
+@click.argument("target", required=False)
+@click.argument("file", required=False, metavar="FILE")
 @click.option(
     "--mode",
     type=click.Choice(["upsert", "replace"]),
@@ -31,22 +37,38 @@ def state() -> None:
     show_default=True,
     help="upsert: other keys keep their values. replace: the state has the keys of FILE and no others.",
 )
+@_in_place
+@parameters.stopped
 @parameters.batch
 @parameters.state
 @parameters.checkpoints_dir
 @with_output
-def put(out: Output, source: str, target: str, file: str, mode: Mode, **arguments: Any) -> None:
+def put(
+    out: Output,
+    source: str,
+    target: str | None,
+    file: str | None,
+    mode: Mode,
+    in_place: bool,
+    **arguments: Any,
+) -> None:
     """Copy the checkpoint SOURCE to TARGET with the keys and values of FILE.
 
     FILE has the columns key and value, with the fields that `get` prints: Parquet, Arrow IPC (file or
-    stream), or JSON lines, as in {"key": {"user": "ann"}, "value": {"count": 3}}. SOURCE is not changed.
+    stream), or JSON lines, as in {"key": {"user": "ann"}, "value": {"count": 3}}. SOURCE is not changed,
+    except with --in-place.
     """
+    target, file = _target_and_file(target, file, in_place=in_place)
+    if file is None:
+        raise click.UsageError(
+            "give a TARGET for the copy and a FILE with keys and values, or FILE alone with --in-place."
+        )
     _write(out, source, target, file, None, mode, **arguments)
 
 
 @state.command("delete")
 @click.argument("source")
-@click.argument("target")
+@click.argument("target", required=False)
 @click.argument("file", required=False)
 @click.option(
     "--where",
@@ -54,19 +76,31 @@ def put(out: Output, source: str, target: str, file: str, mode: Mode, **argument
     help="Delete the keys for which a condition is true, as in \"key.user = 'ann' and value.count < 3\". "
     "Needs DuckDB: pip install duckdb.",
 )
+@_in_place
+@parameters.stopped
 @parameters.batch
 @parameters.state
 @parameters.checkpoints_dir
 @with_output
 def delete(
-    out: Output, source: str, target: str, file: str | None, where: str | None, **arguments: Any
+    out: Output,
+    source: str,
+    target: str | None,
+    file: str | None,
+    where: str | None,
+    in_place: bool,
+    **arguments: Any,
 ) -> None:
     """Copy the checkpoint SOURCE to TARGET without the keys of FILE, or those that --where selects.
 
-    FILE has the column key, in a format of `state put`. SOURCE is not changed.
+    FILE has the column key, in a format of `state put`. SOURCE is not changed, except with --in-place.
     """
+    target, file = _target_and_file(target, file, in_place=in_place)
     if (file is None) == (where is None):
-        raise click.UsageError("give the keys to delete either as FILE or with --where.")
+        raise click.UsageError(
+            "give the keys to delete either as FILE or with --where, and either a TARGET for the copy or "
+            "--in-place."
+        )
     _write(out, source, target, file, where, "delete", **arguments)
 
 
@@ -102,20 +136,38 @@ def erase(out: Output, checkpoint: str, where: str, **arguments: Any) -> None:
         raise click.exceptions.Exit(FAILED)
 
 
+def _target_and_file(
+    target: str | None, file: str | None, *, in_place: bool
+) -> tuple[str | None, str | None]:
+    """Return the arguments after SOURCE, of which there is no TARGET with --in-place."""
+    if not in_place:
+        if target is None:
+            raise click.UsageError("give a TARGET for the copy, or --in-place to change SOURCE itself.")
+        return target, file
+    if file is not None:
+        raise click.UsageError(
+            f"give either a TARGET or --in-place: {target} is not used, as SOURCE itself changes."
+        )
+    return None, target
+
+
 def _write(
     out: Output,
     source: str,
-    target: str,
+    target: str | None,
     file: str | None,
     where: str | None,
     mode: Mode,
     *,
+    stopped: bool,
     batch: int | None,
     operator: int,
     store: str,
     column_family: str | None,
     checkpoints_dir: str | None,
 ) -> None:
+    if stopped and target is not None:
+        raise click.UsageError("--stopped is for --in-place: a query may run while it is copied.")
     changes: Any = where
     with out.progress("writing state") as report:
         if file is not None:
@@ -132,17 +184,24 @@ def _write(
             column_family=column_family,
             mode=mode,
             batch=batch,
+            in_place=target is None,
+            stopped=stopped,
             checkpoints_dir=checkpoints_dir,
             progress=report,
         )
+    done = (
+        f"{source} is changed: the query that is started there resumes after batch {written.batch}"
+        if target is None
+        else f"{target} is ready: a query that is started there resumes after batch {written.batch}"
+    )
     out.result(
         {
-            "checkpoint": target,
+            "checkpoint": source if target is None else target,
             "batch": written.batch,
             "added": written.added,
             "changed": written.changed,
             "removed": written.removed,
         },
-        f"{target} is ready: a query that is started there resumes after batch {written.batch}",
+        done,
         f"keys: {written.added} added, {written.changed} changed, {written.removed} removed",
     )

@@ -152,15 +152,16 @@ def write_state(
     rows = changes if is_predicate else as_tables(changes)
     state = (checkpoint, number, operator, store, column_family)
     if target is None:
+        # First of all: the newest batch of a running query changes meanwhile.
+        activity = ActivityCheck(checkpoint)
+        activity.require_stopped(stopped=stopped)
         if number != checkpoint.newest_batch():
             raise OptionError(
                 f"state is written in place at the newest batch, {checkpoint.newest_batch()}, but the batch "
                 f"is {number}. Leave the batch, roll the query back to it before, or write a copy. Nothing "
                 "was changed."
             )
-        activity = ActivityCheck(checkpoint)
         place = InPlaceWrite(checkpoint, number, operator, activity)
-        activity.require_stopped(stopped=stopped)
         written = _written(*state, mode, rows, memory)
         place.write(written.apply, memory, progress)
     else:

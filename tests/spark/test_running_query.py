@@ -138,6 +138,8 @@ def test_commands_do_not_disturb_a_running_query(spark: Any, tmp_path: Path, che
             (["migrate", url, new[0], new[6]], {0}),
             (["state", "put", url, new[4], str(tmp_path / "changes.jsonl")], {0}),
             (["state", "delete", url, new[5], "--where", "value.count > 2"], {0}),
+            (["state", "put", url, str(tmp_path / "changes.jsonl"), "--in-place"], {1}),
+            (["state", "delete", url, "--where", "key.word = 'none'", "--in-place"], {1}),
             (["state", "erase", url, "--where", "key.word = 'none'"], {1}),
             (["savepoint", "trigger", url, "--target", target], {0}),
             (["savepoint", "list", target], {0}),

@@ -61,6 +61,32 @@ def test_delete_removes_keys_by_a_condition(query: StoredQuery, target: Path) ->
     assert done["removed"] == len(before) - len(counts(target))
 
 
+def test_state_changes_in_place(query: StoredQuery, tmp_path: Path) -> None:
+    before = counts(query.url)
+    file = changes(tmp_path, ann=7, new=1)
+    arguments = ("--in-place", "--stopped")
+    # The asserted stop is needed: the batches were written just now.
+    failed = node("state", "put", query.url, file, "--in-place", code=1)
+    assert failed["error"]["type"] == "QueryRunningError"
+    done = node("state", "put", query.url, file, *arguments)
+    assert done == {"checkpoint": query.url, "batch": 2, "added": 1, "changed": 1, "removed": 0}
+    assert counts(query.url) == before | {"ann": 7, "new": 1}
+    assert output_of("state", "delete", query.url, "--where", "key.word = 'new'", *arguments) == (
+        f"{query.url} is changed: the query that is started there resumes after batch 2\n"
+        "keys: 0 added, 0 changed, 1 removed\n"
+    )
+    assert node("state", "delete", query.url, changes(tmp_path, ann=0), *arguments)["removed"] == 1
+    assert counts(query.url) == {word: n for word, n in before.items() if word != "ann"}
+
+
+def test_format_v1_does_not_change_in_place(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "query", 1)
+    query.run(ann=1)
+    arguments = (query.url, "--where", "true", "--in-place", "--stopped")
+    assert "has checkpoint format v1" in output_of("state", "delete", *arguments, code=2)
+    assert counts(query.url) == {"ann": 1}
+
+
 @pytest.mark.parametrize("arguments", [["FILE", "--where", "true"], []])
 def test_delete_needs_either_a_file_or_a_condition(
     query: StoredQuery, target: Path, arguments: list[Any]
@@ -81,6 +107,22 @@ def test_delete_needs_either_a_file_or_a_condition(
         (["put", "SOURCE", "SOURCE", "FILE"], 1, "is not empty"),
         (["delete", "SOURCE", "TARGET", "--where", "count < 1"], 2, "cannot be evaluated"),
         (["delete", "SOURCE", "TARGET", "FILE", "--operator", 3], 1, "no stateful operator 3"),
+        (["put", "SOURCE"], 2, "give a TARGET for the copy, or --in-place"),
+        (["put", "SOURCE", "FILE"], 2, "give a TARGET for the copy and a FILE"),
+        (["put", "SOURCE", "--in-place"], 2, "or FILE alone with --in-place"),
+        (["delete", "SOURCE", "FILE"], 2, "and either a TARGET for the copy or --in-place"),
+        (["put", "SOURCE", "TARGET", "FILE", "--in-place"], 2, "either a TARGET or --in-place"),
+        (["put", "SOURCE", "TARGET", "FILE", "--stopped"], 2, "--stopped is for --in-place"),
+        (["put", "SOURCE", "FILE", "--in-place", "--stopped", "--batch", 1], 2, "the batch is 1"),
+        (["delete", "SOURCE", "--where", "true"], 2, "give a TARGET for the copy, or --in-place"),
+        (["delete", "SOURCE", "TARGET", "FILE", "--in-place"], 2, "either a TARGET or --in-place"),
+        (
+            ["delete", "SOURCE", "TARGET", "--where", "true", "--in-place"],
+            2,
+            "or with --where, and either a TARGET",
+        ),
+        (["delete", "SOURCE", "--in-place"], 2, "either as FILE or with --where"),
+        (["delete", "SOURCE", "TARGET", "--where", "true", "--stopped"], 2, "--stopped is for --in-place"),
     ],
 )
 def test_wrong_arguments_change_nothing(
