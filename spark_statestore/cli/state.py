@@ -114,11 +114,18 @@ def delete(
     "install duckdb.",
 )
 @parameters.operator
+@click.option(
+    "--savepoint",
+    "savepoints",
+    multiple=True,
+    metavar="DIR",
+    help="Erase the keys from a canonical savepoint of the query, too. May be repeated.",
+)
 @parameters.stopped
 @parameters.checkpoints_dir
 @with_output
 def erase(out: Output, checkpoint: str, where: str, **arguments: Any) -> None:
-    """Erase keys from all retained batches of a stopped query, in place.
+    """Erase keys from all retained batches of a stopped query, and from its savepoints, in place.
 
     The query has checkpoint format v2. What is left is searched as by `verify --absent`; the exit code is 1
     if a key may be left. An interrupted erasure is repeated.
@@ -126,9 +133,11 @@ def erase(out: Output, checkpoint: str, where: str, **arguments: Any) -> None:
     with out.progress("erasing keys") as report:
         done = erase_state(checkpoint, where, progress=report, **arguments)
     batches = ", ".join(map(str, done.batches)) or "none"
+    copies = f", and of {len(done.savepoints)} savepoints" if done.savepoints else ""
     out.result(
         plain(done) | {"ok": done.absence.ok},
-        f"{done.stores} stores were written anew, of the batches: {batches}",
+        f"{done.stores} stores were written anew, of the batches: {batches}{copies}",
+        *(f"written anew: the savepoint {url}" for url in done.savepoints),
         f"{done.rows} rows of the newest batch were erased, and {done.files} files deleted",
         *(f"not read, as no retained batch needs it: {url}" for url in done.absence.unknown),
     )

@@ -1,18 +1,25 @@
-"""Erasure of keys from all retained batches of a stopped query."""
+"""Erasure of keys from all retained batches of a stopped query, and from its savepoints."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_statestore.errors import IllegalStateError, OptionError, QueryRunningError
+from spark_statestore.files import open_file_system, parent_of
+from spark_statestore.files.failures import failing_to
 from spark_statestore.query import QueryCheckpoint, StatefulOperator
 from spark_statestore.query.gc import gc
 from spark_statestore.query.parallel import Progress
 from spark_statestore.query.running import ActivityCheck
+from spark_statestore.query.savepoint import Savepoint
+from spark_statestore.query.savepoint_lookup import load_savepoint, require_own_files
 from spark_statestore.query.store_snapshot import StoreSnapshot
+from spark_statestore.savepoints.savepoint_holds import list_holds
 from spark_statestore.store.metadata import StoreId
 from spark_statestore.writing.absence import Absence, verify_absent
 from spark_statestore.writing.changes import KeyCounts
@@ -30,19 +37,23 @@ class Erasure:
     batches
         Retained batches whose state was written anew.
     stores
-        Number of stores of all batches that were written anew; the others did not have the keys.
+        Number of stores of all batches and savepoints that were written anew; the others did not have the
+        keys.
     rows
         Number of rows that the newest batch had of the keys, with all that Spark derives.
     files
         Number of files that were deleted, or written anew without what no retained batch needs.
+    savepoints
+        URLs of the savepoints whose state was written anew.
     absence
-        What is left, see `verify_absent`.
+        What is left in the checkpoint and the savepoints, see `verify_absent`.
     """
 
     batches: tuple[int, ...]
     stores: int
     rows: int
     files: int
+    savepoints: tuple[str, ...]
     absence: Absence
 
 
@@ -51,12 +62,13 @@ def erase(
     condition: str | pc.Expression,
     *,
     operator: int = 0,
+    savepoints: Sequence[str] = (),
     stopped: bool = False,
     memory: int = 1 << 29,
     checkpoints_dir: str | None = None,
     progress: Progress | None = None,
 ) -> Erasure:
-    """Erase keys of a stopped query's operator from all retained batches, in place.
+    """Erase keys of a stopped query's operator from all retained batches and from savepoints, in place.
 
     Each store that has the keys is written anew without them, at each batch that has them; then the files of
     before are deleted, and what is left is searched. All states of the operator are meant, with all that
@@ -71,6 +83,9 @@ def erase(
         A condition on the column ``key``, see `verify_absent`.
     operator
         Number of the stateful operator; 0 is the last one of the query.
+    savepoints
+        URLs of canonical savepoints of the query, in checkpoint format v2. Each stays where it is, and an
+        interrupted erasure leaves it whole, with the keys or without.
     stopped
         The query is stopped: do not check its logs for activity, see `rollback`.
     memory
@@ -78,22 +93,26 @@ def erase(
     checkpoints_dir
         The option ``checkpointsDir`` of the query, if it was set.
     progress
-        Called with the number of batches done and their total.
+        Called with the number of batches and savepoints done and their total.
 
     Raises
     ------
     OptionError
-        If the condition cannot be evaluated on the keys, or if the checkpoint has format v1.
+        If the condition cannot be evaluated on the keys, if the checkpoint or a savepoint has format v1, or
+        if a savepoint is a pointer or of another query.
     MissingPackageError
         If it is SQL and DuckDB is not installed.
     QueryRunningError
-        If the query seems to run. Nothing was changed.
+        If the query seems to run, or one was started in the directory of a savepoint. Nothing was changed.
+    IllegalStateError
+        If pointer savepoints or running copies need a savepoint. Nothing was changed.
     RescaleError
         If the operator has state whose keys this release does not know.
-    CheckpointNotFoundError
-        If there is no such checkpoint or operator.
+    CheckpointNotFoundError, SavepointNotFoundError
+        If there is no such checkpoint, operator or savepoint.
     CheckpointError, StorageError
-        If a file cannot be read or written. Batches that were done have no key, the others are as before.
+        If a file cannot be read or written. Batches and savepoints that were done have no key, the others are
+        as before.
     """
     checkpoint = QueryCheckpoint(path, checkpoints_dir=checkpoints_dir, fsync=True)
     predicate = predicate_of(condition)
@@ -103,29 +122,149 @@ def erase(
     batches = checkpoint.batches()
     # Raises for another checkpoint format.
     places = {batch: InPlaceWrite(checkpoint, batch, operator, activity) for batch in batches}
-    search = KeySearch(checkpoint, operator, predicate)
+    query = _Location(checkpoint, operator, predicate, places)
+    copies = {
+        copy.path: _location_of(copy, checkpoint, operator, predicate)
+        for copy in map(load_savepoint, savepoints)
+    }
     report: Progress = progress or (lambda done, total: None)
+    total = len(batches) + len(copies)
     written: dict[int, int] = {}
     rows = 0
     for done, batch in enumerate(batches):
-        report(done, len(batches))
-        versions = checkpoint.stores(batch, operator)
-        found = {version.store for version in versions if search.read(batch, version)}
-        if found:
-            without = _Without(predicate, checkpoint.operator(operator, batch), found)
-            places[batch].write(without.apply, memory, keeps_entry=False)
-            written[batch] = len(found)
-            rows = without.counts.removed if batch == batches[-1] else 0
-    report(len(batches), len(batches))
-    # The second collection removes what only metadata needed that the first one has removed.
-    removed = [gc(path, stopped=True, purge=True, checkpoints_dir=checkpoints_dir).orphans for _ in range(2)]
+        report(done, total)
+        if found := query.erase(batch, memory):
+            written[batch] = found.stores
+            rows = found.rows if batch == batches[-1] else 0
+    removed = query.collect(checkpoints_dir)
+    written_copies: dict[str, int] = {}
+    for done, (copy, location) in enumerate(copies.items(), len(batches)):
+        report(done, total)
+        for batch in location.places:
+            if found := location.erase(batch, memory):
+                written_copies[copy] = found.stores
+        removed += location.collect(None)
+    report(total, total)
+    absent = [
+        verify_absent(path, condition, operator=operator, checkpoints_dir=checkpoints_dir),
+        *(verify_absent(copy, condition, operator=operator) for copy in copies),
+    ]
     return Erasure(
         tuple(written),
-        sum(written.values()),
+        sum(written.values()) + sum(written_copies.values()),
         rows,
-        sum(map(len, removed)),
-        verify_absent(path, condition, operator=operator, checkpoints_dir=checkpoints_dir),
+        removed,
+        tuple(written_copies),
+        Absence(
+            absent[0].batches,
+            sum(one.streams for one in absent),
+            tuple(keys for one in absent for keys in one.found),
+            tuple(url for one in absent for url in one.unknown),
+        ),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rewrite:
+    """Numbers of stores that were written anew, and of rows that they do not have any more."""
+
+    stores: int
+    rows: int
+
+
+class _Location:
+    """A checkpoint location or a savepoint, with a write in place for each batch."""
+
+    def __init__(
+        self,
+        checkpoint: QueryCheckpoint,
+        operator: int,
+        predicate: Predicate,
+        places: Mapping[int, InPlaceWrite],
+    ) -> None:
+        self.checkpoint = checkpoint
+        self._operator = operator
+        self._predicate = predicate
+        self.places = places
+        self._search = KeySearch(checkpoint, operator, predicate)
+
+    def search(self, batch: int) -> set[StoreId]:
+        """Return the stores that may have the keys at a batch."""
+        versions = self.checkpoint.stores(batch, self._operator)
+        return {version.store for version in versions if self._search.read(batch, version)}
+
+    def erase(self, batch: int, memory: int) -> _Rewrite | None:
+        """Write the stores anew that may have the keys at a batch; return None if there are none."""
+        if not (found := self.search(batch)):
+            return None
+        without = _Without(self._predicate, self.checkpoint.operator(self._operator, batch), found)
+        self.places[batch].write(without.apply, memory, keeps_entry=False)
+        return _Rewrite(len(found), without.counts.removed)
+
+    def collect(self, checkpoints_dir: str | None) -> int:
+        """Delete what no batch needs, durably, and return the number of files."""
+        # The second collection removes what only metadata needed that the first one has removed.
+        removed = [
+            orphan.url
+            for _ in range(2)
+            for orphan in gc(
+                self.checkpoint.url, stopped=True, purge=True, checkpoints_dir=checkpoints_dir
+            ).orphans
+        ]
+        files, _ = self.checkpoint.open_state(fsync=True)
+        parents = {parent_of(open_file_system(url)[1]) for url in removed}
+        # The directory of a version is removed, too.
+        for directory in sorted(parents | set(map(parent_of, parents))):
+            with failing_to("sync", files, directory), contextlib.suppress(FileNotFoundError):
+                files.sync_directory(directory)
+        return len(removed)
+
+
+def _location_of(
+    savepoint: Savepoint, query: QueryCheckpoint, operator: int, predicate: Predicate
+) -> _Location:
+    """Return the location of a savepoint of a query if keys can be erased from it; change nothing."""
+    if savepoint.kind == "pointer":
+        raise OptionError(
+            f"{savepoint} has its state in the checkpoint, {savepoint.state_url}, and retains it there with "
+            "the key. Dispose of it, then erase the key; to keep one, take a canonical savepoint of it "
+            "before, and pass that. Nothing was changed."
+        )
+    if savepoint.query_id != query.query_id:
+        raise OptionError(
+            f"{savepoint} is of the query {savepoint.query_id}, but {query.url} is the checkpoint of the "
+            f"query {query.query_id}. Pass savepoints of one query. If the other query has no checkpoint any "
+            "more, restore the savepoint, erase the key from what was restored, take a savepoint of that, "
+            "and dispose of this one. Nothing was changed."
+        )
+    checkpoint = QueryCheckpoint(savepoint.path, fsync=True)
+    require_own_files(savepoint, checkpoint)
+    if later := [batch for batch in checkpoint.logged_batches() if batch > savepoint.batch]:
+        raise QueryRunningError(
+            f"a query was started with {savepoint.path} as its checkpointLocation: it has batch {later[-1]}, "
+            f"and the savepoint is of batch {savepoint.batch}. Stop the query, clone the checkpoint to a "
+            "location of its own, erase the key from that, and delete the directory by hand. Nothing was "
+            "changed."
+        )
+    if holds := list_holds(checkpoint):
+        needed = ", ".join(f"{hold.holder() or 'an unknown holder'} (hold {hold.url})" for hold in holds)
+        raise IllegalStateError(
+            f"{savepoint} is needed by {needed}, with the key. Dispose of those first; if a holder does not "
+            "exist, remove its hold with spark-statestore holds --remove. Nothing was changed."
+        )
+    # Raises if there is none.
+    checkpoint.operator(operator, savepoint.batch)
+    if operator not in (checkpoint.commit(savepoint.batch).state_ids or {}):
+        raise OptionError(
+            f"{savepoint} has checkpoint format v1, in which its stores cannot change at once. Copy it "
+            "without the key (spark-statestore state delete SAVEPOINT NEW_CHECKPOINT --where ...), take a "
+            "savepoint of the copy, and dispose of this one. Nothing was changed."
+        )
+    place = InPlaceWrite(checkpoint, savepoint.batch, operator, ActivityCheck(checkpoint), is_savepoint=True)
+    location = _Location(checkpoint, operator, predicate, {savepoint.batch: place})
+    # Raises for a condition on other columns, and for a damaged file.
+    location.search(savepoint.batch)
+    return location
 
 
 class _Without:

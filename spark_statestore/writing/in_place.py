@@ -54,27 +54,39 @@ class InPlaceWrite:
         A checkpoint that writes with fsync.
     activity
         A check of its query, which has found that it is stopped.
+    is_savepoint
+        The checkpoint is a canonical savepoint, which is refused otherwise.
 
     Raises
     ------
     OptionError
         If the batch has no checkpoint ids, so that its stores cannot change at once.
+    CheckpointNotFoundError
+        If there is no such operator.
     """
 
     def __init__(
-        self, checkpoint: QueryCheckpoint, batch: int, operator: int, activity: ActivityCheck
+        self,
+        checkpoint: QueryCheckpoint,
+        batch: int,
+        operator: int,
+        activity: ActivityCheck,
+        *,
+        is_savepoint: bool = False,
     ) -> None:
         self._checkpoint = checkpoint
         self._activity = activity
         self._batch = batch
         self._operator = operator
-        if is_or_was_savepoint(checkpoint):
+        if not is_savepoint and is_or_was_savepoint(checkpoint):
             raise OptionError(
                 f"{checkpoint.url} is a savepoint, which is not changed. Restore it, and change what was "
                 "restored. Nothing was changed."
             )
         self._before = checkpoint.read(COMMITS, str(batch))
         self._commit = checkpoint.commit(batch)
+        # Raises if there is none.
+        checkpoint.operator(operator, batch)
         if operator not in (self._commit.state_ids or {}):
             raise OptionError(
                 f"the query of {checkpoint.url} has checkpoint format v1, in which the stores of a batch "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -12,6 +13,13 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_statestore.errors import (
+    CheckpointError,
+    CheckpointIOError,
+    CorruptCheckpointError,
+    restore_from_backup,
+)
+from spark_statestore.files.failures import failing_to
 from spark_statestore.query import QueryCheckpoint, StatefulOperator, StoreVersion
 from spark_statestore.rescaling.partitioning import DEFAULT, PartitionKey, partition_key
 from spark_statestore.rows import decode_rows
@@ -112,11 +120,13 @@ class KeySearch:
         files, directory = self._checkpoint.open_state()
         start = len(directory) + 1
         # Spark's description of the operator and its schemas have no keys, and files without bytes have none.
-        listed = {
-            status.path
-            for status in files.list_files(f"{directory}/{self._operator}")
-            if status.size and _OF_A_PARTITION.match(status.path[start:])
-        }
+        below = f"{directory}/{self._operator}"
+        with failing_to("list", files, below):
+            listed = {
+                status.path
+                for status in files.list_files(below)
+                if status.size and _OF_A_PARTITION.match(status.path[start:])
+            }
         needed = set()
         for path, attempts in self._needed.items():
             # An attempt that another one has replaced has its id as the suffix.
@@ -135,18 +145,36 @@ class KeySearch:
         stream = entry.state.delegate_state_handle.stream_state_handle_id
         records: Counter[str] = Counter()
         is_known = True
-        for name, changes in read_changes(entry.state, where):
-            if name not in keys:
-                # The column family was removed, or another one had its name: its schema is gone.
-                self._undescribed.append(stream)
-                is_known = False
-                continue
-            matches = is_match(self._predicate, pa.Table.from_batches([changes]), keys[name])
-            records[name] += pc.sum(matches).as_py() or 0
+        with _reading(stream, where):
+            for name, changes in read_changes(entry.state, where):
+                if name not in keys:
+                    # The column family was removed, or another one had its name: its schema is gone.
+                    self._undescribed.append(stream)
+                    is_known = False
+                    continue
+                matches = is_match(self._predicate, pa.Table.from_batches([changes]), keys[name])
+                records[name] += pc.sum(matches).as_py() or 0
         for name, number in records.items():
             if number:
                 self.found.append(KeysInStream(stream, batch, f"{store}, {name}", number))
         return any(records.values()) or not is_known
+
+
+@contextmanager
+def _reading(stream: str, where: str) -> Iterator[None]:
+    """Convert errors of reading a stream into errors that name the version."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except FileNotFoundError as error:
+        raise CorruptCheckpointError(
+            f"{where} needs the state stream {stream}, which is missing. {restore_from_backup()}"
+        ) from error
+    except OSError as error:
+        raise CheckpointIOError(
+            f"{where}: {stream} cannot be read: {error}. Check that the storage is reachable; then try again."
+        ) from error
 
 
 def keys_of_families(

@@ -12,6 +12,8 @@ _WRITING: Final = "spark_statestore/writing"
 _UNIT: Final = "tests/unit/writing/test_layout_changes.py"
 _FOLLOW: Final = (f"{_UNIT}::test_derived_states_follow_from_changed_rows",)
 _EXACT: Final = (f"{_UNIT}::test_keys_that_arrow_does_not_represent_stay_or_are_refused",)
+_ERASE: Final = "tests/unit/writing/test_erase.py"
+_LOSS: Final = "tests/unit/savepoints/test_faults.py::test_operation_on_local_files_survives_a_power_loss"
 _ABSENCE: Final = "tests/unit/writing/test_absence.py"
 
 MUTANTS: Final = (
@@ -174,6 +176,46 @@ MUTANTS: Final = (
         "elif False:",
         ("tests/spark/test_write_derived_state.py::test_key_is_erased_from_every_retained_batch",),
         "Versions with a key that no batch of the logs has are deleted.",
+    ),
+    Mutant(
+        "erase-files-of-savepoints",
+        f"{_WRITING}/erase.py",
+        "removed += location.collect(None)",
+        "pass",
+        (f"{_ERASE}::test_key_is_erased_from_savepoints",),
+        "Files of a savepoint with a key are deleted.",
+    ),
+    Mutant(
+        "erase-searches-savepoints",
+        f"{_WRITING}/erase.py",
+        "*(verify_absent(copy, condition, operator=operator) for copy in copies),",
+        "",
+        (f"{_ERASE}::test_command_erases_from_savepoints",),
+        "A file in a savepoint that was not read is not taken for one without the key.",
+    ),
+    Mutant(
+        "erase-from-needed-savepoints",
+        f"{_WRITING}/erase.py",
+        "if holds := list_holds(checkpoint):",
+        "if holds := list_holds(checkpoint)[:0]:",
+        (f"{_ERASE}::test_savepoint_is_refused_before_anything_is_changed",),
+        "A savepoint that a pointer needs stays whole.",
+    ),
+    Mutant(
+        "erase-durably",
+        f"{_WRITING}/erase.py",
+        "files.sync_directory(directory)",
+        "pass",
+        (f"{_LOSS}[an-erasure]",),
+        "An erased key does not reappear after a power loss.",
+    ),
+    Mutant(
+        "erase-with-unread-streams",
+        f"{_WRITING}/key_search.py",
+        "except OSError as error:",
+        "except EOFError as error:",
+        (f"{_ERASE}::test_storage_that_fails_is_an_error_with_a_remedy",),
+        "A failure of the storage during a search is an error of this package.",
     ),
     Mutant(
         "absent-keys-that-were-replaced",

@@ -141,6 +141,7 @@ def test_commands_do_not_disturb_a_running_query(spark: Any, tmp_path: Path, che
             (["state", "put", url, str(tmp_path / "changes.jsonl"), "--in-place"], {1}),
             (["state", "delete", url, "--where", "key.word = 'none'", "--in-place"], {1}),
             (["state", "erase", url, "--where", "key.word = 'none'"], {1}),
+            (["state", "erase", url, "--where", "key.word = 'none'", "--savepoint", canonical], {1}),
             (["savepoint", "trigger", url, "--target", target], {0}),
             (["savepoint", "list", target], {0}),
             (["savepoint", "show", pointer], {0}),

@@ -16,6 +16,8 @@ from spark_statestore import (
     bootstrap,
     erase,
     read_state,
+    restore,
+    savepoint,
     verify,
     verify_absent,
     write_state,
@@ -244,16 +246,22 @@ def test_key_is_erased_from_every_retained_batch(spark: Any, tmp_path: Path, cas
         query.run()
     field = "field0" if case.build is joined else "k"
     before = content_of(query.checkpoint)
-    done = erase(str(query.checkpoint), f"key.{field} = 'a'", stopped=True)
+    saved = savepoint(str(query.checkpoint), str(tmp_path / "savepoints")).path
+    done = erase(str(query.checkpoint), f"key.{field} = 'a'", stopped=True, savepoints=[saved])
     assert len(done.batches) > 1
     assert done.rows
     assert done.absence.ok
+    assert done.savepoints == (saved,)
     after = content_of(query.checkpoint)
     assert before.keys() >= after.keys()
     assert sum(map(len, after.values())) > 10
-    query.feed([event("a", 1, 5), event("b", 2, 5)])
-    assert query.run()
-    assert not verify(str(query.checkpoint)).problems
+    restore(saved, str(tmp_path / "restored"))
+    assert content_of(tmp_path / "restored") == after
+    for checkpoint in (query.checkpoint, tmp_path / "restored"):
+        query.checkpoint = checkpoint
+        query.feed([event("a", 1, 5), event("b", 2, 5)])
+        assert query.run()
+        assert not verify(str(checkpoint)).problems
 
 
 @pytest.mark.parametrize(("case", "form"), CASES[2:3])

@@ -38,17 +38,30 @@ from spark_statestore.savepoints.create import held_if_possible
 from spark_statestore.savepoints.restore import copy_held
 from spark_statestore.savepoints.savepoint_holds import list_holds
 from spark_statestore.store.holds import is_temporary_hold
+from spark_statestore.store.metadata import StoreId
 from spark_statestore.testing.faults import FaultInjectingFileSystem
 from spark_statestore.testing.faults_plan import CrashedError, Fault
+from spark_statestore.writing import erase, verify_absent
 from spark_statestore.writing.in_place import InPlaceWrite
 from tests.support.effort import EFFORT
 from tests.support.figures import count
 from tests.unit.files.local_disk import LOSSES, LocalDisk, local_disk
+from tests.unit.query.stored_query import schema
+from tests.unit.rows.encoder import encode_row
 from tests.unit.savepoints.written_query import LARGE, Content, WrittenQuery, content
 from tests.unit.store.fault_bench import KINDS, READ_ONLY, Model, faults_at, some
 
 OPERATORS = {0: ("dedupe", 2, ("default",))}
 SYNCED = StorageOptions(file_state_threshold=512, compression=None, fsync=True)
+KEY_SCHEMA = schema(k="string")
+
+
+def key_of(store: StoreId | None, name: bytes) -> bytes:
+    """Return a key as a row, which a condition selects."""
+    return encode_row(["string"], [name.decode()])
+
+
+BATCH_KEY = key_of(None, b"batch")
 
 _numbers = itertools.count()
 
@@ -61,7 +74,14 @@ class Scene:
         self.fs.restart()
         self.model = model
         self.root = self.fs.url(f"scene-{next(_numbers)}")
-        self.query = WrittenQuery(f"{self.root}/checkpoint", True, operators=OPERATORS, options=SYNCED)
+        self.query = WrittenQuery(
+            f"{self.root}/checkpoint",
+            True,
+            operators=OPERATORS,
+            options=SYNCED,
+            key=key_of,
+            key_schema=KEY_SCHEMA,
+        )
         self.contents: list[Content] = []
         for batch in range(2):
             self.query.run(put={b"large": LARGE, b"batch": b"%d" % batch})
@@ -234,9 +254,16 @@ def rolls_back(by: Callable[[str], object]) -> Operation:
 def without_batch(content: StoreSnapshot) -> StoreSnapshot:
     def rows() -> Iterator[tuple[str, pa.Table]]:
         for name, table in content.rows():
-            yield name, table.filter(pc.not_equal(table["key"], b"batch"))
+            yield name, table.filter(pc.not_equal(table["key"], BATCH_KEY))
 
     return replace(content, rows=rows)
+
+
+def rows_without_batch(content: Content) -> Content:
+    return {
+        store: {key: value for key, value in rows.items() if key != BATCH_KEY}
+        for store, rows in content.items()
+    }
 
 
 def writes() -> Operation:
@@ -259,10 +286,7 @@ def writes() -> Operation:
     def check(scene: Scene, done: bool) -> None:
         query_is_whole(scene)
         savepoints_are_whole(scene, 1)
-        wanted = {
-            store: {key: value for key, value in rows.items() if key != b"batch"}
-            for store, rows in scene.contents[1].items()
-        }
+        wanted = rows_without_batch(scene.contents[1])
         assert made(scene.new) in ([wanted] if done else [None, wanted])
 
     return Operation(operate, check)
@@ -279,12 +303,36 @@ def writes_in_place() -> Operation:
         checkpoint = scene.query.checkpoint
         assert content(checkpoint, 0) == scene.contents[0]
         before = scene.contents[1]
-        wanted = {
-            store: {key: value for key, value in rows.items() if key != b"batch"}
-            for store, rows in before.items()
-        }
+        wanted = rows_without_batch(before)
         assert content(checkpoint, 1) in ([wanted] if done else [before, wanted])
         savepoints_are_whole(scene, 1)
+
+    return Operation(operate, check)
+
+
+def erases() -> Operation:
+    """Return the erasure of a key from a query and its savepoint."""
+    condition = pc.field("key", "k") == "batch"
+
+    def operate(scene: Scene) -> None:
+        erased = erase(scene.query.url, condition, stopped=True, savepoints=[scene.saved])
+        assert erased.absence.ok
+
+    def check(scene: Scene, done: bool) -> None:
+        checkpoint = scene.query.checkpoint
+        for batch, before in enumerate(scene.contents):
+            wanted = rows_without_batch(before)
+            assert content(checkpoint, batch) in ([wanted] if done else [before, wanted]), batch
+        before = scene.contents[1]
+        wanted = rows_without_batch(before)
+        found = content(load_savepoint(scene.saved).checkpoint())
+        assert found in ([wanted] if done else [before, wanted])
+        assert restore(scene.saved, scene.new_location()) == 1
+        assert made(scene.new) == found
+        if done:
+            # Also after a power loss: the files of before do not reappear.
+            assert verify_absent(scene.query.url, condition).ok
+            assert verify_absent(scene.saved, condition).ok
 
     return Operation(operate, check)
 
@@ -303,6 +351,7 @@ OPERATIONS = {
     ),
     "a-write": writes(),
     "a-write-in-place": writes_in_place(),
+    "an-erasure": erases(),
     "a-rollback": rolls_back(lambda url: rollback(url, 0, stopped=True)),
 }
 
