@@ -58,6 +58,23 @@ OUTPUT = {
         "to be moved: 2 batches, 6 files",
         "deployment 3: attic 22.0, cellar 10.0",
     ],
+    "correct_state.py": [
+        "wrong: ann 30, bob 5000, test-1 1, test-2 1",
+        "batch 0: 1 customer corrected",
+        "batch 0: 2 customers deleted",
+        "after the next day: ann 70, bob 75, eve 10",
+        "the result equals that of a query without the wrong input",
+    ],
+    "erase_key.py": [
+        "two days: ann 35, bob 50, eve 10",
+        "checkpoint: found in the state of the batches [0, 1]",
+        "savepoint: found in the state of the batches [1]",
+        "erased from the batches [0, 1] and 1 savepoint",
+        "checkpoint: absent",
+        "savepoint: absent",
+        "three days: bob 75, eve 25",
+        "from the savepoint: bob 75, eve 25",
+    ],
     "rescale.py": [
         "4 partitions: 300 users, 300 visits",
         "copied as batch 0 left it",
