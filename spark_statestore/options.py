@@ -17,6 +17,7 @@ __all__ = [
     "OPTIONS",
     "OPTION_PREFIX",
     "PASSWORD",
+    "PROVIDER_CLASS",
     "PROVIDER_KEY",
     "Option",
     "StorageOptions",
@@ -29,6 +30,9 @@ OPTION_PREFIX = "spark.sql.streaming.stateStore.backend."
 
 PROVIDER_KEY = "spark.sql.streaming.stateStore.providerClass"
 """Spark's setting with the provider of a query's state stores."""
+
+PROVIDER_CLASS: Final = "org.apache.spark.sql.statestore.CheckpointStateStoreProvider"
+"""For ``spark.sql.streaming.stateStore.providerClass``."""
 
 MAX_FILE_STATE_THRESHOLD = 256 * 1024 * 1024
 """Upper bound of ``fileStateThreshold`` in bytes; Flink's is 1 MiB.
@@ -54,6 +58,14 @@ DEFAULT_STORAGE_TIMEOUT = 120
 
 DEFAULT_SCRUB_INTERVAL = 24 * 60 * 60
 """Seconds between two verifications of stored state, by default."""
+
+MOST_PARTITIONS: Final = 32_768
+"""Largest number of state partitions of a query."""
+
+_NUMBER_OF_PARTITIONS: Final = r"0*(?:[1-9]\d{0,3}|[12]\d{4}|3[01]\d{3}|32[0-6]\d{2}|327[0-5]\d|3276[0-8])"
+_PARTITIONS: Final = (
+    rf"\s*(?:[^,]+=)?\s*{_NUMBER_OF_PARTITIONS}\s*(?:,\s*[^,]+=\s*{_NUMBER_OF_PARTITIONS}\s*)*"
+)
 
 _SIZE = re.compile(r"\s*(\d+)\s*(b|[kmg]i?b?)?\s*", re.IGNORECASE)
 _UNITS = {"b": 0, "k": 10, "m": 20, "g": 30}
@@ -245,6 +257,20 @@ OPTIONS: tuple[Option, ...] = (
         least=0,
     ),
     Option(
+        "partitions",
+        "text",
+        "the number of the query's first batch",
+        "number of state partitions of the queries that the session starts, from 1 to 32768; or numbers by "
+        "name of the query, as in `orders=64,clicks=16`. A query that has another number is "
+        "[rescaled](docs/rescaling.md) before its first batch, which needs checkpoint format v2",
+        refused=(
+            (
+                rf"(?s)(?!{_PARTITIONS}$).*",
+                f"a number from 1 to {MOST_PARTITIONS}, or such numbers by name: orders=64,clicks=16",
+            ),
+        ),
+    ),
+    Option(
         "python",
         "text",
         "spark.pyspark.python, else PYSPARK_PYTHON, else python3",
@@ -385,6 +411,8 @@ class StorageOptions:
         Most bytes of local copies on this host.
     scrub_interval
         Seconds between two verifications of the newest version; 0 for none.
+    partitions
+        Number of state partitions, or numbers by name of the query; None to keep what queries have.
     """
 
     storage: str = "filesystem"
@@ -398,11 +426,20 @@ class StorageOptions:
     local_recovery: str = "auto"
     local_recovery_max_bytes: int = 64 << 30
     scrub_interval: int = DEFAULT_SCRUB_INTERVAL
+    partitions: str | None = None
 
     @property
     def is_on_driver(self) -> bool:
         """True if Spark's driver keeps state and metadata, and neither is in files."""
         return self.storage == "memory" and self.checkpoints_dir is None
+
+    def partitions_of(self, query: str | None) -> int | None:
+        """Return the number of state partitions of a query with a name; None to keep the one that it has."""
+        numbers = {}
+        for part in self.partitions.split(",") if self.partitions else ():
+            name, _, number = part.rpartition("=")
+            numbers[name.strip()] = int(number)
+        return numbers.get(query or "", numbers.get(""))
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> StorageOptions:
@@ -421,6 +458,7 @@ class StorageOptions:
             local_recovery=values.get("localRecovery", "auto"),
             scrub_interval=int(values.get("scrubIntervalSeconds", DEFAULT_SCRUB_INTERVAL)),
             local_recovery_max_bytes=parse_size(values.get("localRecoveryMaxBytes", "64g")) or 0,
+            partitions=values.get("partitions"),
         )
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from spark_statestore._version import SUPPORTED_SPARK, __version__, minor_of
 from spark_statestore.errors import IncompatibleSparkError, OptionError, SessionError
-from spark_statestore.options import OPTION_PREFIX, PROVIDER_KEY, check
+from spark_statestore.options import OPTION_PREFIX, PROVIDER_CLASS, PROVIDER_KEY, check
 from spark_statestore.python_workers import settings_of_workers
 from spark_statestore.temporary import PREFIX, keep_while_alive, remove_abandoned
 
@@ -36,9 +36,6 @@ __all__ = [
     "jar_path",
 ]
 
-PROVIDER_CLASS: Final = "org.apache.spark.sql.statestore.CheckpointStateStoreProvider"
-"""For ``spark.sql.streaming.stateStore.providerClass``."""
-
 EXTENSIONS_CLASS: Final = "org.apache.spark.sql.statestore.StateStoreExtensions"
 """For ``spark.sql.extensions``: enables transformWithState, which Spark restricts to its own RocksDB
 provider, and validates the options on the driver."""
@@ -52,7 +49,10 @@ FILE_MANAGER_CLASS: Final = "org.apache.spark.sql.statestore.BackendCheckpointFi
 """For ``spark.sql.streaming.checkpointFileManagerClass``: Spark's own files of a checkpoint, its logs and
 metadata, are read and written by the driver's backend, as state is."""
 
-_SHIPPED: Final = ("backend", "files", "formats", "operator_state", "storage", "store")
+_SHIPPED: Final = (
+    *("backend", "files", "formats", "operator_state"),
+    *("query", "rescaling", "rows", "storage", "store"),
+)
 """Subpackages in the archive for executors: those that the backend and `QueryOperatorState` import."""
 
 _CUSTOM_METRICS: Final = (

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from spark_statestore.backend.checkpoint_files import FILE_HANDLERS
 from spark_statestore.backend.open_stores import OpenStores, open_store
+from spark_statestore.backend.partitions import PartitionJobs
 from spark_statestore.backend.protocol import FrameSocket, Kind, check_request
 from spark_statestore.backend.supervision import LARGE_BYTES, Permit, Supervisor
 from spark_statestore.errors import ProtocolError
@@ -63,6 +64,7 @@ class Requests:
             "cleanup": self._cleanup,
             "check": self._check,
             "close": self._close,
+            "settlePartitions": PartitionJobs().settle,
             **FILE_HANDLERS,
         }
 

@@ -241,20 +241,28 @@ def clone(out: Output, checkpoint: str, new_checkpoint: str, **arguments: Any) -
 
 @click.command("rescale")
 @parameters.checkpoint
-@click.argument("new_checkpoint")
-@click.argument("partitions", type=click.IntRange(1))
+@click.argument("target", nargs=-1, required=True, metavar="[NEW_CHECKPOINT] PARTITIONS")
+@click.option("--in-place", is_flag=True, help="Change the checkpoint itself, at its newest batch.")
+@parameters.checkpoint_format
 @parameters.batch
 @parameters.stopped
 @parameters.checkpoints_dir
 @with_output
-def rescale(out: Output, checkpoint: str, new_checkpoint: str, partitions: int, **arguments: Any) -> None:
-    """Copy a stopped query's checkpoint with another number of state PARTITIONS.
+def rescale(out: Output, checkpoint: str, target: tuple[str, ...], in_place: bool, **arguments: Any) -> None:
+    """Give the state of a stopped query another number of PARTITIONS, in a copy or in place.
 
     Refused if the query seems to run: the copy would process later batches a second time.
     """
+    *locations, number = target
+    if len(locations) > 1:
+        raise click.UsageError(f"there are too many arguments: {' '.join(target)}")
+    partitions: int = click.IntRange(1)(number)
+    new_checkpoint = locations[0] if locations else None
     with out.progress("rescaling") as report:
-        rescaled = api.rescale(checkpoint, new_checkpoint, partitions, progress=report, **arguments)
-    _made(out, new_checkpoint, rescaled)
+        rescaled = api.rescale(
+            checkpoint, new_checkpoint, partitions, in_place=in_place, progress=report, **arguments
+        )
+    _made(out, new_checkpoint or checkpoint, rescaled)
 
 
 def _made(out: Output, new_checkpoint: str, batch: int) -> None:

@@ -48,6 +48,10 @@ class CommittedAttempts:
             return range(sys.maxsize)
         return range(min(self.attempts), self.last + 1)
 
+    def is_past(self, name: CheckpointName) -> bool:
+        """Return True if a version is of a batch before those of Spark's logs, and is not held."""
+        return bool(self.attempts) and name.version < min(self.attempts) and name.version not in self.held
+
     def supersedes(self, operator: int, name: CheckpointName) -> bool:
         """Return True if Spark committed another attempt at the version, so that it never loads this one."""
         if name.id is None or name.id in self.rolled_back or name.version in self.held:
@@ -129,7 +133,8 @@ def orphans(
     """Return the orphaned files of a store that are old enough: reasons by path, in the order of deletion.
 
     A stopped query uses only files that metadata references; a running one may be about to reference others.
-    With `purge`, versions before the oldest batch of the logs are orphans, too, unless others need them.
+    Versions before the oldest batch of the logs are orphans in a store that the newest batch does not have,
+    as after a rescale in place, and with `purge` in all stores, unless others need them.
     """
     unneeded: dict[CheckpointName, str] = {}
     newest = max((name.version for name in store.listing.checkpoints), default=0)
@@ -140,6 +145,8 @@ def orphans(
             unneeded[name] = "Spark committed another attempt at its version"
         elif stopped and decided.is_uncommitted(name, newest) and not store.may_cover_newest(name):
             unneeded[name] = "its batch is not committed, and Spark runs it again"
+        elif store.newest is None and decided.is_past(name):
+            unneeded[name] = "its partition is gone, and its batch is not in Spark's logs any more"
         elif purge and name.version < decided.needed.start and name.version not in decided.held:
             unneeded[name] = "its batch is not in Spark's logs any more"
     unneeded = {name: why for name, why in unneeded.items() if all(map(is_old, store.paths(name)))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from spark_statestore.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
     ForeignCheckpointError,
+    IllegalStateError,
     restore_from_backup,
 )
 from spark_statestore.files import FileSystem, join, open_file_system
@@ -46,6 +48,9 @@ STATE: Final = "state"
 
 ROLLED_BACK: Final = "rolled-back"
 """Directory of the files that rollbacks moved."""
+
+JOURNAL: Final = "spark-statestore: the journal"
+"""Beginning of the file that takes the place of an offset log's entry while several files change."""
 
 _DEFAULT_STATE: Final = "default"
 
@@ -180,10 +185,14 @@ class QueryCheckpoint:
 
     def batches(self) -> list[int]:
         """Return the committed batches whose log entries are retained, oldest first."""
+        return self._committed_and_planned()[0]
+
+    def _committed_and_planned(self) -> tuple[list[int], set[int]]:
         if not (committed := self.logged(COMMITS)):
             # Raises if this is not a checkpoint location.
             _ = self.query_id
-        return sorted(committed & self.logged(OFFSETS))
+        planned = self.logged(OFFSETS)
+        return sorted(committed & planned), planned
 
     def logged_batches(self) -> list[int]:
         """Return all batches in Spark's logs, also uncommitted ones, oldest first."""
@@ -202,7 +211,8 @@ class QueryCheckpoint:
 
     def require_batch(self, batch: int | None) -> int:
         """Return a batch, by default the newest one, if it is committed and retained."""
-        batches = self.batches()
+        batches, planned = self._committed_and_planned()
+        self._require_no_journal(max(planned - {*batches}, default=None))
         if batches and batch is None:
             return batches[-1]
         if batch not in batches:
@@ -216,6 +226,20 @@ class QueryCheckpoint:
                 f"the checkpoint {self.url} has no {'batch' if batch is None else f'batch {batch}'}: {kept}"
             )
         return batch
+
+    def _require_no_journal(self, newest: int | None) -> None:
+        """Raise if the newest batch without a commit is the journal of a change."""
+        if newest is None:
+            return
+        path = self.path(OFFSETS, str(newest))
+        with contextlib.suppress(FileNotFoundError):
+            if read_file(self.files, path).startswith(JOURNAL.encode()):
+                raise IllegalStateError(
+                    f"a change of the partitions of {self.url} has begun and is not complete, as the journal "
+                    f"{self.files.url(path)} shows. If no process works on it, run 'spark-statestore rescale "
+                    f"{self.url} PARTITIONS --in-place', or start the query in a session made by "
+                    "spark_statestore.configure; both complete it. Nothing was changed."
+                )
 
     def source_offsets(self, entry: OffsetEntry) -> dict[str, str]:
         """Return each source's offset in a log entry, by the name of the source's directory."""

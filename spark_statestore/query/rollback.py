@@ -24,6 +24,7 @@ from spark_statestore.query.layout import (
 from spark_statestore.query.operators import SCHEMAS
 from spark_statestore.query.query_checkpoint import (
     COMMITS,
+    METADATA,
     OFFSETS,
     ROLLED_BACK,
     SOURCES,
@@ -107,6 +108,7 @@ def rollback(
     if not dry_run:
         activity.require_stopped(stopped=stopped)
         plan.execute(activity)
+        _describe_partitions(checkpoint, batch)
     return [checkpoint.files.url(checkpoint.path(name)) for name in plan.moved]
 
 
@@ -305,7 +307,23 @@ def undo_rollback(checkpoint: QueryCheckpoint, time: str) -> list[str]:
             with failing_to("delete", files, path):
                 if name not in names and files.exists(path):
                     files.delete(path)
+    if committed := checkpoint.batches():
+        _describe_partitions(checkpoint, committed[-1])
     return done
+
+
+def _describe_partitions(checkpoint: QueryCheckpoint, batch: int) -> None:
+    """Give version 1 of the operators' metadata, which has no history, the partitions of a batch."""
+    number = checkpoint.offsets(batch).shuffle_partitions
+    for path, operator in checkpoint.operator_files(batch):
+        name = path[len(checkpoint.root) + 1 :]
+        if number in (None, operator.partitions) or name.rpartition("/")[2] != METADATA:
+            continue
+        for beside in with_checksum(checkpoint, name)[:-1]:
+            with failing_to("delete", checkpoint.files, checkpoint.path(beside)):
+                checkpoint.files.delete(checkpoint.path(beside))
+        with failing_to("write", checkpoint.files, path):
+            checkpoint.files.replace(path, operator.with_partitions(number).encode())
 
 
 def find_rollback(checkpoint: QueryCheckpoint, gaps: Mapping[str, Sequence[int]]) -> str | None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from spark_statestore.errors import CheckpointIOError, CorruptCheckpointError, StorageAccessError
+from spark_statestore.errors import (
+    CheckpointIOError,
+    CorruptCheckpointError,
+    StateStoreError,
+    StorageAccessError,
+)
 from spark_statestore.files import join, parent_of
 from spark_statestore.files.failures import failing_to
 from spark_statestore.formats.change_batches import CHANGE_SCHEMA
 from spark_statestore.query.query_checkpoint import QueryCheckpoint, StoreVersion
 from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
-from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
+from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle, discard_file
 from spark_statestore.store.bounded_read import changes_in_parts
 from spark_statestore.store.changelog import MERGE, PUT
 from spark_statestore.store.changelog_apply import apply_changelog, byte_sizes, numbered, slices
@@ -150,6 +156,21 @@ def write_store(
     except BaseException:
         pending.abandon()
         raise
+
+
+def discard_store(versions: StoreDirectory, name: CheckpointName) -> None:
+    """Remove an attempt that nothing names; what is left of it in a failing storage is an orphan."""
+    with contextlib.suppress(StateStoreError, OSError):
+        metadata = versions.metadata(name)
+        for path in (
+            versions.metadata_path(name),
+            *(
+                stream.path
+                for entry in metadata.handle
+                if isinstance(stream := entry.state.delegate_state_handle, FileStateHandle)
+            ),
+        ):
+            discard_file(versions.files, path)
 
 
 def _rows(

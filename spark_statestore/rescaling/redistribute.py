@@ -53,11 +53,14 @@ def rescaled_count(
     checkpoint: QueryCheckpoint, batch: int, operator: StatefulOperator, partitions: int
 ) -> int:
     """Return the number of stores that `rescaled` yields."""
-    if operator.may_be_single:
-        first = read_store(checkpoint, checkpoint.stores(batch, operator.id)[0])
-        if _is_single(operator, first):
-            return len(operator.stores)
-    return partitions * len(operator.stores)
+    return (1 if keeps_one_partition(checkpoint, batch, operator) else partitions) * len(operator.stores)
+
+
+def keeps_one_partition(checkpoint: QueryCheckpoint, batch: int, operator: StatefulOperator) -> bool:
+    """Return True for an operator that has one partition, whatever the number of the query's is."""
+    return operator.may_be_single and _is_single(
+        operator, read_store(checkpoint, checkpoint.stores(batch, operator.id)[0])
+    )
 
 
 def _is_single(operator: StatefulOperator, content: StoreSnapshot) -> bool:

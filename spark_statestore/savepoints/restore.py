@@ -22,6 +22,7 @@ from spark_statestore.query.savepoint_lookup import (
     require_own_files,
 )
 from spark_statestore.query.store_snapshot import StoreSnapshot
+from spark_statestore.rescaling import rescale_in_place
 from spark_statestore.savepoints.copy import DIRECTORIES, CheckpointCopy, EditOfLogs, unchanged
 from spark_statestore.savepoints.create import held_if_possible
 from spark_statestore.savepoints.savepoint_store import dispose_savepoint
@@ -193,19 +194,22 @@ def require_format(checkpoint_format: int | None) -> None:
 
 def rescale(
     path: str,
-    new_checkpoint: str,
+    new_checkpoint: str | None,
     partitions: int,
     *,
+    in_place: bool = False,
+    checkpoint_format: int | None = None,
     batch: int | None = None,
     stopped: bool = False,
     checkpoints_dir: str | None = None,
     progress: Progress | None = None,
 ) -> int:
-    """Copy a stopped query's checkpoint with its state redistributed to another number of partitions.
+    """Redistribute the state of a stopped query to another number of partitions.
 
-    The unchanged query resumes from the copy after the batch, with the new number of tasks for each stateful
-    operator. Stop it first, and start it again with the new location. The source checkpoint is not changed,
-    so a query can also be started from it again by mistake.
+    The unchanged query resumes after the batch, with the new number of tasks for each stateful operator. With
+    a new location the checkpoint is copied: start the query with it. The source is not changed, so a query
+    can also be started from it again by mistake. In place, the checkpoint itself changes at its newest batch,
+    and a batch that is planned and not committed stays planned; earlier batches keep their partitions.
 
     A query from the copy would repeat batches that a running query commits after the copied one. So this is
     refused if the query seems to run, see `rollback`; `clone` makes such a copy for a second query.
@@ -215,13 +219,19 @@ def rescale(
     path
         The query's ``checkpointLocation``, or a canonical savepoint.
     new_checkpoint
-        URL of the new checkpoint location, which must be empty.
+        URL of the new checkpoint location, which must be empty; None with `in_place`.
     partitions
-        Number of state partitions of every operator. Aggregations without keys and limits keep one.
+        Number of state partitions of every operator, at most 32,768 in place. Aggregations without keys and
+        limits keep one.
+    in_place
+        Change the checkpoint itself. An interrupted change is repeated.
+    checkpoint_format
+        2: the query has Spark's checkpoint format v2 from then on, also if it has v1, which cannot change in
+        place. By default unchanged.
     batch
-        The last batch of the copy, by default the newest committed one.
+        The last batch of the copy, by default the newest committed one; not with `in_place`.
     stopped
-        The query is stopped: do not check its logs for activity before the copy.
+        The query is stopped: do not check its logs for activity before.
     checkpoints_dir
         The option ``checkpointsDir`` of the query, if it was set.
     progress
@@ -234,11 +244,15 @@ def rescale(
 
     Raises
     ------
+    OptionError
+        If there is neither a new location nor `in_place`, or both, or a batch with `in_place`; if
+        `checkpoint_format` is not 2. In place, if the checkpoint is a savepoint, or has format v1 and is not
+        taken to v2.
     QueryRunningError
-        If the query seems to run. No files remain at the new location.
+        If the query seems to run. Nothing was changed, and no files remain at a new location.
     RescaleError
         If a row is not in the partition that Spark's partitioning gives its key, or that partition is
-        unknown. No files remain at the new location.
+        unknown. Nothing was changed, and no files remain at a new location.
     CheckpointNotFoundError
         If the checkpoint or the batch does not exist.
     CheckpointExistsError
@@ -248,12 +262,34 @@ def rescale(
     ValueError
         If `partitions` is less than one.
     """
+    require_format(checkpoint_format)
+    with_ids = checkpoint_format == 2
+    if in_place == (new_checkpoint is not None) or (in_place and batch is not None):
+        raise OptionError(
+            "a rescale needs a new location, or in_place=True and None as the new location and the batch. "
+            "Nothing was changed."
+        )
+    if new_checkpoint is None:
+        checkpoint = QueryCheckpoint(path, checkpoints_dir=checkpoints_dir, fsync=True)
+        done = rescale_in_place(checkpoint, partitions, with_ids=with_ids, stopped=stopped, progress=progress)
+        return checkpoint.require_batch(done)
     source = open_checkpoint(path, checkpoints_dir=checkpoints_dir)
     activity = None if is_or_was_savepoint(source) else ActivityCheck(source)
     batch = source.require_batch(batch)
     if activity is not None:
         activity.require_stopped(stopped=stopped)
-    _copy(source, batch, new_checkpoint, str(uuid.uuid4()), partitions, checkpoints_dir, progress, activity)
+    query_id = str(uuid.uuid4())
+    _copy(
+        source,
+        batch,
+        new_checkpoint,
+        query_id,
+        partitions,
+        checkpoints_dir,
+        progress,
+        activity,
+        with_ids=with_ids,
+    )
     return batch
 
 

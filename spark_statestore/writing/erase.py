@@ -157,9 +157,9 @@ def erase(
         tuple(written_copies),
         Absence(
             absent[0].batches,
-            sum(one.streams for one in absent),
-            tuple(keys for one in absent for keys in one.found),
-            tuple(url for one in absent for url in one.unknown),
+            sum(place.streams for place in absent),
+            tuple(keys for place in absent for keys in place.found),
+            tuple(url for place in absent for url in place.unknown),
         ),
     )
 

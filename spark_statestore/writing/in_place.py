@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from spark_statestore.errors import OptionError, QueryRunningError, StateStoreError
+from spark_statestore.errors import OptionError, QueryRunningError
 from spark_statestore.files import join, parent_of
 from spark_statestore.files.failures import failing_to
 from spark_statestore.query import QueryCheckpoint, StoreVersion
@@ -17,28 +16,12 @@ from spark_statestore.query.parallel import Progress, parallel_iter
 from spark_statestore.query.query_checkpoint import COMMITS
 from spark_statestore.query.running import ActivityCheck
 from spark_statestore.query.savepoint_lookup import is_or_was_savepoint
-from spark_statestore.query.store_snapshot import StoreSnapshot, read_store, write_store
+from spark_statestore.query.store_snapshot import StoreSnapshot, discard_store, read_store, write_store
 from spark_statestore.storage import CheckpointName
-from spark_statestore.storage.file_handles import FileStateHandle, discard_file
 from spark_statestore.store.directory import StoreDirectory
 
 IN_PLACE: Final = "in-place"
 """Directory in ``rolled-back/<time>/`` of the entry before a write in place."""
-
-
-def _discard(store: StoreDirectory, name: CheckpointName) -> None:
-    """Remove an attempt that nothing names; what is left of it in a failing storage is an orphan."""
-    with contextlib.suppress(StateStoreError, OSError):
-        metadata = store.metadata(name)
-        for path in (
-            store.metadata_path(name),
-            *(
-                stream.path
-                for entry in metadata.handle
-                if isinstance(stream := entry.state.delegate_state_handle, FileStateHandle)
-            ),
-        ):
-            discard_file(store.files, path)
 
 
 class InPlaceWrite:
@@ -131,7 +114,7 @@ class InPlaceWrite:
             self._require_unchanged()
         except BaseException:
             for store, name in written:
-                _discard(store, name)
+                discard_store(store, name)
             raise
         self._publish(ids, keeps_entry=keeps_entry)
 

@@ -64,6 +64,7 @@ class Query:
         Schema of the input.
     provider
         Class of its state store provider; `session_provider` may be set to another setting of the session.
+        So may `session_confs`, to settings of the next start, and `name`, to the query's name.
     checkpoint_format
         Spark's format of state checkpoints, 1 or 2; None leaves it to the store.
     confs
@@ -102,6 +103,8 @@ class Query:
         } | dict(confs or {})
         if checkpoint_format is not None:
             self._confs.setdefault(STATE_STORE + "checkpointFormatVersion", str(checkpoint_format))
+        self.session_confs: Mapping[str, str] = {}
+        self.name: str | None = None
         self._collect = collect
         self._provider = self.session_provider = provider
 
@@ -128,7 +131,8 @@ class Query:
             # A row as text distinguishes 1 from 1.0 and NaN from null, and is hashable for all types.
             out.append((number, Counter(map(repr, self._collect(batch)))))
 
-        with configured(self.spark, self._confs | {STATE_STORE + "providerClass": self.session_provider}):
+        provider = {STATE_STORE + "providerClass": self.session_provider}
+        with configured(self.spark, self._confs | provider | dict(self.session_confs)):
             if self._schema not in _schemas:
                 _schemas[self._schema] = self.spark.read.parquet(str(self._input)).schema
             events = (
@@ -136,9 +140,10 @@ class Query:
                 .option("maxFilesPerTrigger", 1)
                 .parquet(str(self._input))
             )
+            writer = self._built(events).writeStream
             return (
-                self._built(events)
-                .writeStream.outputMode(self._mode)
+                (writer if self.name is None else writer.queryName(self.name))
+                .outputMode(self._mode)
                 .option("checkpointLocation", str(self.checkpoint))
                 .foreachBatch(sink)
                 .trigger(**trigger)

@@ -17,6 +17,7 @@ from tests.spark import events, processors_query
 from tests.spark import test_queries as queries
 from tests.spark import test_queries_joins as joins
 from tests.spark.queries import JOIN_FORMAT, Output, Query, Rows, side_by_side
+from tests.spark.test_checkpoint_formats import CAN_SET
 from tests.spark.test_transform_with_state import BY_EVENTS, BY_THE_CLOCK, with_ttl_and_timers
 
 pytestmark = pytest.mark.slow
@@ -127,7 +128,7 @@ CASES = {
 def live(
     spark: Any, case: Case, directory: Path, partitions: list[int], parts: list[list[Rows]]
 ) -> tuple[list[Output], Path]:
-    """Run a query with each number of partitions on one part of the input.
+    """Run a query with each number of partitions on one part of the input: in a copy, then in its place.
 
     Return the outputs and the last checkpoint.
     """
@@ -143,10 +144,18 @@ def live(
     outputs = []
     for number, count in enumerate(partitions):
         if number and count != partitions[number - 1]:
-            new = directory / f"checkpoint-{number}"
-            batch = rescale(str(query.checkpoint), str(new), count, stopped=True)
+            can_stay = number > 1 and (case.checkpoint_format == 2 or CAN_SET)
+            new = None if can_stay else str(directory / f"checkpoint-{number}")
+            batch = rescale(
+                str(query.checkpoint),
+                new,
+                count,
+                in_place=can_stay,
+                checkpoint_format=2 if can_stay else None,
+                stopped=True,
+            )
             assert batch == int(query.commits[-1].name)
-            query.checkpoint = new
+            query.checkpoint = query.checkpoint if new is None else Path(new)
         if number < len(parts):
             query.feed(*parts[number])
             outputs.append(query.run())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import struct
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -17,13 +18,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from spark_statestore.errors import CheckpointNotFoundError, SavepointNotFoundError, StateStoreError
+from spark_statestore.errors import (
+    CheckpointNotFoundError,
+    IllegalStateError,
+    SavepointNotFoundError,
+    StateStoreError,
+)
 from spark_statestore.files import open_file_system
 from spark_statestore.options import StorageOptions
 from spark_statestore.query import QueryCheckpoint
+from spark_statestore.query.journal import find_journal
 from spark_statestore.query.running import ActivityCheck
 from spark_statestore.query.savepoint import KINDS as KINDS_OF_SAVEPOINTS
 from spark_statestore.query.store_snapshot import StoreSnapshot
+from spark_statestore.rescaling import rescale_in_place
 from spark_statestore.savepoints.api import (
     Kind,
     clone,
@@ -46,24 +54,15 @@ from spark_statestore.writing.in_place import InPlaceWrite
 from tests.support.effort import EFFORT
 from tests.support.figures import count
 from tests.unit.files.local_disk import LOSSES, LocalDisk, local_disk
-from tests.unit.query.stored_query import schema
-from tests.unit.rows.encoder import encode_row
-from tests.unit.savepoints.written_query import LARGE, Content, WrittenQuery, content
+from tests.unit.savepoints.written_query import LARGE, Content, WrittenQuery, content, row_key
 from tests.unit.store.fault_bench import KINDS, READ_ONLY, Model, faults_at, some
 
 OPERATORS = {0: ("dedupe", 2, ("default",))}
 SYNCED = StorageOptions(file_state_threshold=512, compression=None, fsync=True)
-KEY_SCHEMA = schema(k="string")
-
-
-def key_of(store: StoreId | None, name: bytes) -> bytes:
-    """Return a key as a row, which a condition selects."""
-    return encode_row(["string"], [name.decode()])
-
-
-BATCH_KEY = key_of(None, b"batch")
 
 _numbers = itertools.count()
+
+BATCH_KEYS = [row_key(StoreId(0, partition, "default"), b"batch") for partition in range(2)]
 
 
 class Scene:
@@ -75,12 +74,7 @@ class Scene:
         self.model = model
         self.root = self.fs.url(f"scene-{next(_numbers)}")
         self.query = WrittenQuery(
-            f"{self.root}/checkpoint",
-            True,
-            operators=OPERATORS,
-            options=SYNCED,
-            key=key_of,
-            key_schema=KEY_SCHEMA,
+            f"{self.root}/checkpoint", True, operators=OPERATORS, options=SYNCED, key=row_key
         )
         self.contents: list[Content] = []
         for batch in range(2):
@@ -251,17 +245,49 @@ def rolls_back(by: Callable[[str], object]) -> Operation:
     return Operation(operate, check)
 
 
+def rescales_in_place() -> Operation:
+    """Return the change of a query's two partitions to three, in its place."""
+
+    def operate(scene: Scene) -> None:
+        rescale_in_place(QueryCheckpoint(scene.query.url, fsync=True), 3, stopped=True)
+
+    def check(scene: Scene, done: bool) -> None:
+        savepoints_are_whole(scene, 1)
+        checkpoint = scene.query.checkpoint
+        try:
+            found = content(checkpoint, 1)
+        except IllegalStateError:
+            # All that reads the query is refused until the change is complete.
+            assert not done
+            assert find_journal(checkpoint) is not None
+            return
+        assert content(checkpoint, 0) == scene.contents[0]
+        rows, before = (
+            {key: value for store in stores.values() for key, value in store.items()}
+            for stores in (found, scene.contents[1])
+        )
+        assert rows == before
+        partitions = {
+            checkpoint.offsets(1).shuffle_partitions,
+            *(len(ids) for ids in (checkpoint.commit(1).state_ids or {}).values()),
+            *(operator.partitions for operator in checkpoint.operators()),
+        }
+        assert partitions in ([{3}] if done else [{2}, {3}])
+
+    return Operation(operate, check)
+
+
 def without_batch(content: StoreSnapshot) -> StoreSnapshot:
     def rows() -> Iterator[tuple[str, pa.Table]]:
         for name, table in content.rows():
-            yield name, table.filter(pc.not_equal(table["key"], BATCH_KEY))
+            yield name, table.filter(pc.invert(pc.is_in(table["key"], pa.array(BATCH_KEYS))))
 
     return replace(content, rows=rows)
 
 
 def rows_without_batch(content: Content) -> Content:
     return {
-        store: {key: value for key, value in rows.items() if key != BATCH_KEY}
+        store: {key: value for key, value in rows.items() if key not in BATCH_KEYS}
         for store, rows in content.items()
     }
 
@@ -312,7 +338,7 @@ def writes_in_place() -> Operation:
 
 def erases() -> Operation:
     """Return the erasure of a key from a query and its savepoint."""
-    condition = pc.field("key", "k") == "batch"
+    condition = pc.field("key", "k").isin([struct.unpack("<qq", key)[1] for key in BATCH_KEYS])
 
     def operate(scene: Scene) -> None:
         erased = erase(scene.query.url, condition, stopped=True, savepoints=[scene.saved])
@@ -352,6 +378,7 @@ OPERATIONS = {
     "a-write": writes(),
     "a-write-in-place": writes_in_place(),
     "an-erasure": erases(),
+    "a-rescale-in-place": rescales_in_place(),
     "a-rollback": rolls_back(lambda url: rollback(url, 0, stopped=True)),
 }
 

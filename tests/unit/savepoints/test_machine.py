@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import struct
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,25 +23,21 @@ from hypothesis.stateful import (
 from spark_statestore.errors import SavepointError, SavepointNotFoundError, StateStoreError
 from spark_statestore.options import StorageOptions
 from spark_statestore.query import QueryCheckpoint
+from spark_statestore.query.gc import gc
 from spark_statestore.query.rollback import rollback
 from spark_statestore.query.savepoint import KINDS, Kind
 from spark_statestore.savepoints.api import dispose_savepoint, list_savepoints, load_savepoint, savepoint
 from spark_statestore.savepoints.restore import clone, rescale, restore
 from spark_statestore.savepoints.savepoint_holds import list_holds
-from spark_statestore.store.metadata import StoreId
 from spark_statestore.testing.faults import Durability, FaultInjectingFileSystem
 from spark_statestore.testing.faults_plan import CrashedError, Fault, FaultKind
 from tests.support.effort import EFFORT
 from tests.unit.files.local_disk import LOSSES, LocalDisk, installed
-from tests.unit.savepoints.written_query import LARGE, Content, WrittenQuery, content, unique_name
+from tests.unit.savepoints.written_query import LARGE, Content, WrittenQuery, content, row_key, unique_name
 
 T = TypeVar("T")
 
 OPERATORS = {0: ("dedupe", 2, ("default",))}
-
-
-# Which Spark puts into the first of two partitions, and into the second.
-_LONGS = ((2, 4, 5, 8, 12), (0, 1, 3, 6, 7))
 
 _puts = st.dictionaries(
     st.sampled_from("abc"), st.sampled_from(["", "1", "2", "large", "larger"]), max_size=2
@@ -51,10 +47,6 @@ _stores = st.lists(st.sampled_from([0, 1]), unique=True)
 
 def _rows(put: dict[str, str]) -> dict[bytes, bytes]:
     return {key.encode(): value.encode() + LARGE * ("large" in value) for key, value in put.items()}
-
-
-def _key(store: StoreId, key: bytes) -> bytes:
-    return struct.pack("<qq", 0, _LONGS[store.partition][b"abcfl".index(key[:1])])
 
 
 class SavepointMachine(RuleBasedStateMachine):
@@ -99,7 +91,7 @@ class SavepointMachine(RuleBasedStateMachine):
             kept=max(keep, kept),
             options=self.options,
             operators=OPERATORS,
-            key=_key,
+            key=row_key,
         )
         self.run_batch([0, 1], {"first": "large"}, False)
 
@@ -259,6 +251,22 @@ class SavepointMachine(RuleBasedStateMachine):
         found = content(QueryCheckpoint(new, **self.where), batch)
         assert [store.partition for store in found] == list(range(partitions))
         assert united(found) == united(self.states[self.query.batch])
+
+    @precondition(lambda self: self.query.with_ids)
+    @rule(partitions=st.sampled_from([1, 3]))
+    def rescale_in_place(self, partitions: int) -> None:
+        """Change the partitions, check all that refers to the batch, and change them back."""
+        for count in (partitions, 2):
+            again = partial(rescale, self.query.url, None, count, in_place=True, stopped=True, **self.where)
+            self.perform(again)
+            again()
+            found = content(self.query.checkpoint)
+            assert [store.partition for store in found] == list(range(count))
+            assert united(found) == united(self.states[self.query.batch])
+            for path in self.living:
+                self.check_one(path)
+            gc(self.query.url, stopped=True, **self.where)
+        self.query.restart()
 
     # What must hold
 

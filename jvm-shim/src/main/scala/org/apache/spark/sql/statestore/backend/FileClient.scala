@@ -82,6 +82,18 @@ private[statestore] final class FileClient(val backend: Backend, options: Backen
   /** Makes a directory and those above it; does nothing on object stores. */
   def makeDirectory(path: Path): Unit = uninterrupted(ask(newRequest("makeDirectory", path)))
 
+  /**
+   * Has the backend give a query that starts the state partitions of its session. Returns after a second or so with how far it
+   * is; to be called until it is complete.
+   *
+   * @param canHaveIds  true if the query can go on in checkpoint format v2
+   */
+  def settlePartitions(checkpoint: Path, query: Option[String], canHaveIds: Boolean): JsonNode = {
+    val request = newRequest("settlePartitions", checkpoint).put("canHaveIds", canHaveIds)
+    query.foreach(request.put("query", _))
+    ask(request)
+  }
+
   private def ask(request: ObjectNode): JsonNode = exchange(Backend.roundTrip(_, request))
 
   private def exchange[T](body: BackendConnection => T): T =

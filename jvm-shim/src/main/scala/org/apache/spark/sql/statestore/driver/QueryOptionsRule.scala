@@ -28,7 +28,10 @@ private[statestore] final class QueryOptionsRule(session: SparkSession) extends 
       if (RunningQuery.id(session).isDefined) {
         sinkOptions.foreach { case (key, value) => requireForSink(key, value) }
         plan.find(keepsState).foreach { operator =>
-          RunningQuery.of(session).foreach(CheckpointFormat.require(_, operator.conf))
+          RunningQuery.of(session).foreach { query =>
+            StatePartitions.require(query)
+            CheckpointFormat.require(query, operator.conf)
+          }
           OptionCheck.requireUsable(session, BackendOptions.parse(session.conf.getAll))
         }
       }

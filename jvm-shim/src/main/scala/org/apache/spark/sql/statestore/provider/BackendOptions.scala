@@ -44,6 +44,9 @@ private[statestore] final class BackendOptions private (values: BackendOptions.V
   /** Heap limit of all stores of this JVM, in bytes. */
   def maxHeapBytes: Option[Long] = values.get("maxHeapBytes").flatMap(BackendOptions.bytes)
 
+  /** True if the session gives queries a number of state partitions. */
+  def hasPartitions: Boolean = values.contains("partitions")
+
   /** Describes the storage and its directory for a log message. */
   def destination(checkpointRoot: String): String = {
     val directory = if (isOnDriver) "none (state is on the driver)"

@@ -1,0 +1,68 @@
+package org.apache.spark.sql.statestore.driver
+
+import java.util.{Collections, WeakHashMap}
+
+import org.apache.hadoop.fs.Path
+
+import org.apache.spark.internal.Logging
+import org.apache.spark.sql.SparkSession
+import org.apache.spark.sql.internal.SQLConf
+import org.apache.spark.sql.statestore.{BackendCheckpointFileManager, BackendException, InvalidOptionException,
+  StateStoreExtensions}
+import org.apache.spark.sql.statestore.compat.Since41
+import org.apache.spark.sql.statestore.compat.Since41.StreamExecution
+import org.apache.spark.sql.statestore.provider.BackendOptions
+
+/**
+ * The number of state partitions of a query, by the option `partitions`.
+ *
+ * Guarantees: a query whose checkpoint has another number is rescaled before it reads its logs, or fails before its first
+ * task. A rescale that was interrupted is completed first, whatever the session has. The driver's backend decides; without
+ * the option it is asked only if the logs show that something is to be done.
+ */
+private[statestore] object StatePartitions extends Logging {
+  private val failures = Collections.synchronizedMap(new WeakHashMap[StreamExecution, BackendException])
+
+  /** Rescales a query that has not read its logs yet, if its session wants it. */
+  def settle(query: StreamExecution): Unit = {
+    val session = Since41.ownSession(query).getOrElse(query.sparkSession)
+    val logs = new QueryLogs(query)
+    val hasOption = BackendOptions.parse(session.conf.getAll).hasPartitions
+    if (isOurs(logs, session) && (hasOption || logs.hasJournal || logs.haveOtherPartitions)) {
+      try {
+        rescale(query).filter(_ => logs.isNew).foreach { count =>
+          Since41.ownSession(query).foreach(_.conf.set(SQLConf.SHUFFLE_PARTITIONS.key, count.toString))
+        }
+      } catch {
+        // A listener's exception is only logged.
+        case e: BackendException => failures.put(query, e)
+      }
+    }
+  }
+
+  /**
+   * Fails for a query that `settle` could not rescale.
+   *
+   * @throws InvalidOptionException  with the reason
+   */
+  def require(query: StreamExecution): Unit = Option(failures.get(query)).foreach { e =>
+    throw new InvalidOptionException(e.getMessage, e)
+  }
+
+  private def isOurs(logs: QueryLogs, session: SparkSession): Boolean =
+    logs.hasJournal || logs.provider.orElse(session.conf.getOption(SQLConf.STATE_STORE_PROVIDER_CLASS.key))
+      .exists(StateStoreExtensions.isOurs)
+
+  private def rescale(query: StreamExecution): Option[Int] = {
+    val files = BackendCheckpointFileManager.clientOf(query.sparkSession.sessionState.newHadoopConf())
+    val checkpoint = new Path(query.resolvedCheckpointRoot)
+    def ask() = files.settlePartitions(checkpoint, Option(query.name), CheckpointFormat.canBeV2(query))
+    var answer = ask()
+    while (!answer.path("isComplete").asBoolean) {
+      logInfo(s"the state of the query at $checkpoint is rescaled before its first batch: ${answer.path("done").asInt} of " +
+        s"${answer.path("total").asInt} stores are written")
+      answer = ask()
+    }
+    Some(answer.path("partitions")).filter(_.isInt).map(_.asInt)
+  }
+}
