@@ -241,26 +241,37 @@ def clone(out: Output, checkpoint: str, new_checkpoint: str, **arguments: Any) -
 
 @click.command("rescale")
 @parameters.checkpoint
-@click.argument("target", nargs=-1, required=True, metavar="[NEW_CHECKPOINT] PARTITIONS")
+@click.argument("new_checkpoint", required=False)
+@click.argument("partitions", required=False, metavar="PARTITIONS")
 @click.option("--in-place", is_flag=True, help="Change the checkpoint itself, at its newest batch.")
 @parameters.checkpoint_format
 @parameters.batch
 @parameters.stopped
 @parameters.checkpoints_dir
 @with_output
-def rescale(out: Output, checkpoint: str, target: tuple[str, ...], in_place: bool, **arguments: Any) -> None:
+def rescale(
+    out: Output,
+    checkpoint: str,
+    new_checkpoint: str | None,
+    partitions: str | None,
+    in_place: bool,
+    **arguments: Any,
+) -> None:
     """Give the state of a stopped query another number of PARTITIONS, in a copy or in place.
 
     Refused if the query seems to run: the copy would process later batches a second time.
     """
-    *locations, number = target
-    if len(locations) > 1:
-        raise click.UsageError(f"there are too many arguments: {' '.join(target)}")
-    partitions: int = click.IntRange(1)(number)
-    new_checkpoint = locations[0] if locations else None
+    if in_place and partitions is None:
+        new_checkpoint, partitions = None, new_checkpoint
+    if partitions is None or in_place == (new_checkpoint is not None):
+        raise click.UsageError(
+            "give a NEW_CHECKPOINT for the copy and the number of PARTITIONS, or the number alone with "
+            "--in-place."
+        )
+    number: int = click.IntRange(1)(partitions)
     with out.progress("rescaling") as report:
         rescaled = api.rescale(
-            checkpoint, new_checkpoint, partitions, in_place=in_place, progress=report, **arguments
+            checkpoint, new_checkpoint, number, in_place=in_place, progress=report, **arguments
         )
     _made(out, new_checkpoint or checkpoint, rescaled)
 

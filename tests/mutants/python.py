@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.mutants import derived_state, migration, python_processes, python_queries, python_rows
+from tests.mutants import derived_state, migration, python_processes, python_queries, python_rows, rescaling
 from tests.mutants.mutant import Mutant
 
 __all__ = ["MUTANTS"]
@@ -478,6 +478,7 @@ MUTANTS: Final = (
     *_STORED,
     *_PLANS,
     *migration.MUTANTS,
+    *rescaling.PYTHON,
     *derived_state.MUTANTS,
     *python_processes.MUTANTS,
     *python_queries.MUTANTS,

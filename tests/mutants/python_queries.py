@@ -128,8 +128,8 @@ _OF_QUERIES: Final = (
     Mutant(
         "batch-without-offsets",
         "spark_statestore/query/query_checkpoint.py",
-        "return sorted(committed & self.logged(OFFSETS))",
-        "return sorted(committed)",
+        "return sorted(committed & planned), planned",
+        "return sorted(committed), planned",
         ("tests/unit/query/test_query_checkpoint.py",),
         "A batch is offered for a rollback or a copy only if Spark can start from it.",
     ),

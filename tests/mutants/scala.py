@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.mutants import local_copies, scala_driver, scala_table
+from tests.mutants import local_copies, rescaling, scala_driver, scala_table
 from tests.mutants.mutant import Mutant
 
 __all__ = ["MUTANTS"]
@@ -365,5 +365,6 @@ MUTANTS: Final = (
     *_COMMITS,
     *scala_table.MUTANTS,
     *local_copies.MUTANTS,
+    *rescaling.SCALA,
     *scala_driver.MUTANTS,
 )

@@ -43,7 +43,7 @@ _FORMATS_OF_QUERIES: Final = (
     Mutant(
         "provider-of-the-session-before-the-querys",
         f"{_DRIVER}/CheckpointFormat.scala",
-        "providerOf(query).orElse(conf.getOption(ProviderKey))",
+        "logs.provider.orElse(conf.getOption(ProviderKey))",
         "conf.getOption(ProviderKey)",
         (f"{_FORMATS}::test_query_whose_first_batch_is_not_committed_goes_on",),
         "A query of another store goes on in a session of this one.",

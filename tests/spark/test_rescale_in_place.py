@@ -56,6 +56,11 @@ def counts_of_partitions(query: Query) -> set[int]:
     return {len(partitions) for partitions in ids.values()} | described
 
 
+def sparks_class(spark: Any, name: str) -> Any:
+    streaming = spark._jvm.org.apache.spark.sql.execution.streaming
+    return getattr(streaming.checkpointing if is_since("4.1") else streaming, name)
+
+
 def test_query_has_another_number_of_partitions_at_each_start(spark: Any, tmp_path: Path) -> None:
     rescaled, stays = make(spark, tmp_path / "rescaled"), make(spark, tmp_path / "stays")
     made = events.batches(10)[::2]
@@ -78,7 +83,9 @@ def test_planned_batch_has_the_new_partitions_and_its_input(spark: Any, tmp_path
     rescaled, stays = make(spark, tmp_path / "rescaled"), make(spark, tmp_path / "stays")
     made = events.batches(6)
     expected = run_with(stays, None, *made)
-    run_with(rescaled, "3", *made[:3])
+    run_with(rescaled, "3", *made[:2])
+    # The first batch of a run, which describes the operators anew.
+    run_with(rescaled, None, made[2])
     rescaled.forget_newest_commit()
     # The batch that was planned before the new input is repeated as it was.
     assert run_with(rescaled, "5", *made[3:]) == expected[2:]
@@ -139,10 +146,27 @@ def test_interrupted_rescale_is_completed_by_the_next_start(
     # Only the journal was written.
     with pytest.raises(IllegalStateError, match="is not complete, as the journal"):
         spark_statestore.read_state(str(query.checkpoint))
-    extension = spark.conf.get("spark.sql.extensions")
-    assert "StateStoreExtensions" in extension
+    log = sparks_class(spark, "OffsetSeqLog")(spark._jsparkSession, f"{query.checkpoint}/offsets")
+    with pytest.raises(Exception, match="spark-statestore: the journal"):
+        log.getLatest()
     assert run_with(query, None, second) == run_with(stays, None, second)
     assert counts_of_partitions(query) == {5}
+
+
+def test_logs_with_other_partitions_than_each_other_are_made_to_agree(spark: Any, tmp_path: Path) -> None:
+    query, stays = (
+        make(spark, tmp_path / "q", counts, "update"),
+        make(spark, tmp_path / "s", counts, "update"),
+    )
+    first, second = events.batches(2)
+    assert run_with(query, None, first) == run_with(stays, None, first)
+    # As two drivers at once could leave them.
+    for path in sorted((query.checkpoint / "offsets").glob("*")):
+        path.write_text(path.read_text().replace('shuffle.partitions":"2"', 'shuffle.partitions":"1"'))
+    for checksum in (query.checkpoint / "offsets").glob(".*.crc"):
+        checksum.unlink()
+    assert run_with(query, None, second) == run_with(stays, None, second)
+    assert counts_of_partitions(query) == {1}
 
 
 @pytest.mark.skipif(not is_since("4.1"), reason="Spark 4.0 fails such a query in checkpoint format v2")

@@ -19,7 +19,7 @@ CALLS = re.compile(r"os\.(system|popen)|subprocess\.get(output|statusoutput)|pty
 ATTRIBUTES = {"read_pickle", "to_pickle", "deserialize_pandas", "PyExtensionType", "unpickle", "loads_pickle"}
 
 # Modules that may start processes, by a list of arguments.
-MAY_START = {"cli/doctor.py"}
+MAY_START = {"backend/partitions.py", "cli/doctor.py"}
 
 
 def is_unsafe(module: str) -> bool:

@@ -490,7 +490,7 @@ def metadata_in_memory() -> list[CheckpointMetadata]:
     return [known for known in garbage.get_objects() if isinstance(known, CheckpointMetadata)]
 
 
-def test_partitions_that_a_rescale_left_are_collected_once_their_batches_are_gone(tmp_path: Path) -> None:
+def test_partitions_of_past_batches_alone_are_collected(tmp_path: Path) -> None:
     url = f"{tmp_path}/checkpoint"
     query = WrittenQuery(url, True, operators=SMALL, key=row_key, kept=2)
     query.run(put={b"large": bytes(700)})

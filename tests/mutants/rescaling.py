@@ -1,0 +1,117 @@
+"""Mutants of rescales in place: the journal, the start of a query, what is left of old partitions."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["PYTHON", "SCALA"]
+
+_LOSS: Final = "tests/unit/savepoints/test_faults.py::test_operation_on_local_files_survives_a_power_loss"
+_FAULTS: Final = (f"{_LOSS}[a-rescale-in-place]",)
+_PLACE: Final = "spark_statestore/rescaling/in_place.py"
+_STARTS: Final = "tests/spark/test_rescale_in_place.py"
+_DRIVER: Final = "jvm-shim/src/main/scala/org/apache/spark/sql/statestore/driver"
+
+PYTHON: Final = (
+    Mutant(
+        "rescale-without-a-journal",
+        "spark_statestore/query/journal.py",
+        "storage.create(path, journal.encode())",
+        "journal.encode()",
+        _FAULTS,
+        "An interrupted rescale leaves the old number of partitions or the new one, whole.",
+    ),
+    Mutant(
+        "reads-in-spite-of-a-journal",
+        "spark_statestore/query/query_checkpoint.py",
+        "self._require_no_journal(max(planned - {*batches}, default=None))",
+        "pass",
+        _FAULTS,
+        "No function reads a checkpoint of which some files have changed and others not.",
+    ),
+    Mutant(
+        "rescale-leaves-attempts",
+        _PLACE,
+        "if not self._is_named():",
+        "if False:",
+        ("tests/unit/rescaling/test_in_place.py::test_failed_rescale_leaves_no_file",),
+        "A rescale that fails before its journal leaves no file.",
+    ),
+    Mutant(
+        "planned-batch-keeps-its-partitions",
+        _PLACE,
+        "if self._batch is None or number >= self._batch else None",
+        "if self._batch is None or number == self._batch else None",
+        (f"{_STARTS}::test_planned_batch_has_the_new_partitions_and_its_input",),
+        "A batch that was planned before a rescale is run with the new partitions.",
+    ),
+    Mutant(
+        "metadata-of-a-planned-run-is-forgotten",
+        _PLACE,
+        "return files | self._metadata_of_planned()",
+        "return files",
+        ("tests/unit/rescaling/test_in_place.py::test_metadata_of_a_planned_run_has_the_new_partitions",),
+        "Spark's metadata of an operator has the number of partitions that its batches have.",
+    ),
+    Mutant(
+        "query-runs-during-a-rescale",
+        _PLACE,
+        "if added := self._activity.added():",
+        "if added := []:",
+        ("tests/unit/rescaling/test_in_place.py::test_rescale_of_a_running_query_changes_nothing",),
+        "A query that runs is not rescaled.",
+    ),
+    Mutant(
+        "rollback-keeps-the-partitions-of-a-rescale",
+        "spark_statestore/query/rollback.py",
+        "        _describe_partitions(checkpoint, batch)\n    return [",
+        "        pass\n    return [",
+        (f"{_STARTS}::test_batch_before_the_rescale_has_its_own_partitions",),
+        "After a rollback over a rescale Spark's metadata has the partitions of the batch.",
+    ),
+    Mutant(
+        "partitions-that-are-gone-stay",
+        "spark_statestore/query/orphans.py",
+        "elif store.newest is None and decided.is_past(name):",
+        "elif False:",
+        ("tests/unit/query/test_gc.py::test_partitions_of_past_batches_alone_are_collected",),
+        "Files of partitions that are gone are collected.",
+    ),
+    Mutant(
+        "number-of-another-query",
+        "spark_statestore/options.py",
+        'return numbers.get(query or "", numbers.get(""))',
+        'return numbers.get("", next(iter(numbers.values()), None))',
+        (f"{_STARTS}::test_number_is_that_of_the_querys_name",),
+        "A query has the number of partitions that the option has for its name.",
+    ),
+)
+
+SCALA: Final = (
+    Mutant(
+        "journal-is-left-at-a-start",
+        f"{_DRIVER}/StatePartitions.scala",
+        "(hasOption || logs.hasJournal || logs.haveOtherPartitions)",
+        "(hasOption || logs.haveOtherPartitions)",
+        (f"{_STARTS}::test_interrupted_rescale_is_completed_by_the_next_start",),
+        "The next start of a query completes an interrupted rescale, also without the option.",
+    ),
+    Mutant(
+        "logs-contradict-each-other",
+        f"{_DRIVER}/StatePartitions.scala",
+        "(hasOption || logs.hasJournal || logs.haveOtherPartitions)",
+        "(hasOption || logs.hasJournal)",
+        (f"{_STARTS}::test_logs_with_other_partitions_than_each_other_are_made_to_agree",),
+        "A query does not start with the state of other partitions than its batch has.",
+    ),
+    Mutant(
+        "failed-rescale-is-ignored",
+        f"{_DRIVER}/QueryOptionsRule.scala",
+        "StatePartitions.require(query)",
+        "()",
+        (f"{_STARTS}::test_refused_rescale_fails_before_the_first_task_and_changes_no_state",),
+        "A query that cannot be rescaled fails before its first task.",
+    ),
+)

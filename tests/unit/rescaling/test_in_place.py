@@ -1,0 +1,213 @@
+"""Tests of rescales in place without Spark: what is refused, and what a failure leaves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_statestore import rescale, savepoint
+from spark_statestore.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    ForeignCheckpointError,
+    IllegalStateError,
+    OptionError,
+    QueryRunningError,
+)
+from spark_statestore.options import PROVIDER_KEY, StorageOptions
+from spark_statestore.query import journal
+from spark_statestore.rescaling import in_place, settle_partitions
+from tests.unit.savepoints.written_query import SMALL, WrittenQuery, content, row_key
+
+Files = dict[str, bytes]
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> WrittenQuery:
+    return written(tmp_path / "checkpoint")
+
+
+def written(directory: Path, *, with_ids: bool = True) -> WrittenQuery:
+    query = WrittenQuery(str(directory), with_ids, operators=SMALL, key=row_key)
+    query.run(put={b"large": bytes(700)})
+    query.run(put={b"batch": b"1"})
+    return query
+
+
+def files_of(query: WrittenQuery) -> Files:
+    root = Path(query.url.removeprefix("file://"))
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def in_its_place(query: WrittenQuery, partitions: int = 3, **arguments: Any) -> int:
+    return rescale(query.url, None, partitions, in_place=True, stopped=True, **arguments)
+
+
+def united(query: WrittenQuery) -> dict[bytes, bytes]:
+    return {key: value for rows in content(query.checkpoint).values() for key, value in rows.items()}
+
+
+def test_rescale_with_the_same_number_writes_nothing(query: WrittenQuery) -> None:
+    before = files_of(query)
+    assert in_its_place(query, 2) == 1
+    assert files_of(query) == before
+
+
+def test_failed_rescale_leaves_no_file(query: WrittenQuery, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = files_of(query)
+
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("no journal")
+
+    monkeypatch.setattr(in_place, "change_files", fail)
+    with pytest.raises(RuntimeError, match="no journal"):
+        in_its_place(query)
+    assert files_of(query) == before
+
+
+def test_rescale_of_a_running_query_changes_nothing(
+    query: WrittenQuery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = united(query)
+    write = in_place.write_store
+
+    def write_and_run(*arguments: Any) -> None:
+        write(*arguments)
+        if query.batch == 1:
+            query.run(put={b"batch": b"2"})
+
+    monkeypatch.setattr(in_place, "write_store", write_and_run)
+    with pytest.raises(
+        QueryRunningError, match=r"runs: it has written commits/2, offsets/2, .*nothing was changed"
+    ):
+        in_its_place(query)
+    assert united(query) == rows | {key: b"2" for key, value in rows.items() if value == b"1"}
+    assert len(content(query.checkpoint)) == 2
+
+
+def test_query_that_writes_its_next_batch_first_keeps_its_partitions(
+    query: WrittenQuery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = journal.Journal.encode
+
+    def late(made: journal.Journal) -> bytes:
+        query.write(f"offsets/{made.entry}", b"v1\n{}\n-")
+        return encode(made)
+
+    monkeypatch.setattr(journal.Journal, "encode", late)
+    with pytest.raises(QueryRunningError, match="has just written offsets/2"):
+        in_its_place(query)
+    assert len(content(query.checkpoint)) == 2
+
+
+def test_metadata_of_a_planned_run_has_the_new_partitions(query: WrittenQuery) -> None:
+    described = json.loads(query.checkpoint.read("state/0/_metadata/metadata").split(b"\n")[1])
+    for number in (0, 2):
+        query.write(f"state/0/_metadata/v2/{number}", f"v2\n{json.dumps(described)}".encode())
+    query.checkpoint.files.delete(query.checkpoint.path("state/0/_metadata/metadata"))
+    query.write("offsets/2", query.checkpoint.offsets(1).encode())
+    in_its_place(query)
+    partitions = {number: query.checkpoint.operator(0, number).partitions for number in (0, 1, 2)}
+    assert partitions == {0: 2, 1: 3, 2: 3}
+    assert query.checkpoint.offsets(2).shuffle_partitions == 3
+    assert query.checkpoint.offsets(0).shuffle_partitions == 2
+
+
+def test_query_without_a_committed_batch_has_the_number_from_its_first_one(tmp_path: Path) -> None:
+    query = WrittenQuery(str(tmp_path / "c"), True, operators=SMALL, key=row_key)
+    options = StorageOptions(partitions="5")
+    assert settle_partitions(query.url, options, None, True, lambda done, total: None) == 5
+    query.begin()
+    assert settle_partitions(query.url, options, None, True, lambda done, total: None) == 5
+    assert query.checkpoint.offsets(0).shuffle_partitions == 5
+    assert query.checkpoint.operators()[0].partitions == 5
+
+
+def of_format_1(directory: Path) -> WrittenQuery:
+    return written(directory, with_ids=False)
+
+
+def of_another_store(directory: Path) -> WrittenQuery:
+    query = of_format_1(directory)
+    entry = query.checkpoint.offsets(1).with_conf(PROVIDER_KEY, "org.example.HDFSBacked")
+    query.write("offsets/1", entry.encode())
+    return query
+
+
+def of_a_savepoint(directory: Path) -> WrittenQuery:
+    query = written(directory)
+    path = savepoint(query.url, str(directory.parent), "canonical").path
+    query.url = path
+    return query
+
+
+@pytest.mark.parametrize(
+    ("make", "partitions", "error", "message"),
+    [
+        (written, 0, OptionError, "must be from 1 to 32768"),
+        (written, 32_769, OptionError, "must be from 1 to 32768"),
+        (of_format_1, 3, OptionError, "has checkpoint format v1"),
+        (
+            of_another_store,
+            3,
+            ForeignCheckpointError,
+            r"written by org\.example\.HDFSBacked.*spark-statestore convert",
+        ),
+        (of_a_savepoint, 3, OptionError, "is a savepoint, which is not changed"),
+    ],
+)
+def test_rescale_in_place_refuses_before_it_writes(
+    tmp_path: Path,
+    make: Callable[[Path], WrittenQuery],
+    partitions: int,
+    error: type[Exception],
+    message: str,
+) -> None:
+    query = make(tmp_path / "checkpoint")
+    before = files_of(query)
+    with pytest.raises(error, match=message):
+        in_its_place(query, partitions)
+    assert files_of(query) == before
+
+
+def test_rescale_in_place_takes_format_1_to_2(tmp_path: Path) -> None:
+    query = of_format_1(tmp_path / "checkpoint")
+    rows = united(query)
+    assert in_its_place(query, checkpoint_format=2) == 1
+    assert united(query) == rows
+    assert [len(ids) for ids in (query.checkpoint.commit(1).state_ids or {}).values()] == [3]
+    assert query.checkpoint.commit(0).state_ids is None
+
+
+def test_arguments_that_contradict_each_other_are_refused(query: WrittenQuery, tmp_path: Path) -> None:
+    before = files_of(query)
+    for new, arguments in (
+        (None, {}),
+        (str(tmp_path / "new"), {"in_place": True}),
+        (None, {"in_place": True, "batch": 0}),
+    ):
+        with pytest.raises(OptionError, match="needs a new location, or in_place=True"):
+            rescale(query.url, new, 3, stopped=True, **arguments)
+    assert files_of(query) == before
+
+
+def test_damaged_journal_is_refused(query: WrittenQuery) -> None:
+    for data in (
+        b"spark-statestore: the journal",
+        b'spark-statestore: the journal\n{"version":2,"files":{}}',
+    ):
+        query.write("offsets/2", data)
+        with pytest.raises(CorruptCheckpointError, match="offsets/2 is not the journal of a change"):
+            in_its_place(query)
+        with pytest.raises(IllegalStateError, match="is not complete"):
+            content(query.checkpoint)
+
+
+def test_missing_checkpoint_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointNotFoundError):
+        rescale(str(tmp_path / "none"), None, 3, in_place=True, stopped=True)
+    assert list(tmp_path.iterdir()) == []
