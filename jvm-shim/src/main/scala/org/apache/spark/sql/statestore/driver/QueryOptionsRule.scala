@@ -29,7 +29,7 @@ private[statestore] final class QueryOptionsRule(session: SparkSession) extends 
         sinkOptions.foreach { case (key, value) => requireForSink(key, value) }
         plan.find(keepsState).foreach { operator =>
           RunningQuery.of(session).foreach { query =>
-            StatePartitions.require(query)
+            StatePartitions.require(query, plan)
             CheckpointFormat.require(query, operator.conf)
           }
           OptionCheck.requireUsable(session, BackendOptions.parse(session.conf.getAll))

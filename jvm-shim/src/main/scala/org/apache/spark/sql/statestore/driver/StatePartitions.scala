@@ -6,6 +6,7 @@ import org.apache.hadoop.fs.Path
 
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.SparkSession
+import org.apache.spark.sql.execution.SparkPlan
 import org.apache.spark.sql.internal.SQLConf
 import org.apache.spark.sql.statestore.{BackendCheckpointFileManager, BackendException, InvalidOptionException,
   StateStoreExtensions}
@@ -17,8 +18,9 @@ import org.apache.spark.sql.statestore.provider.BackendOptions
  * The number of state partitions of a query, by the option `partitions`.
  *
  * Guarantees: a query whose checkpoint has another number is rescaled before it reads its logs, or fails before its first
- * task. A rescale that was interrupted is completed first, whatever the session has. The driver's backend decides; without
- * the option it is asked only if the logs show that something is to be done.
+ * task. A rescale that was interrupted is completed first, whatever the session has. No batch runs on the state of another
+ * number of partitions. The driver's backend decides; without the option it is asked only if the logs show that something is
+ * to be done.
  */
 private[statestore] object StatePartitions extends Logging {
   private val failures = Collections.synchronizedMap(new WeakHashMap[StreamExecution, BackendException])
@@ -41,12 +43,23 @@ private[statestore] object StatePartitions extends Logging {
   }
 
   /**
-   * Fails for a query that `settle` could not rescale.
+   * Fails for a query that `settle` could not rescale, and for a batch whose state has other partitions than the batch: another
+   * driver has rescaled the query between the reads of its two logs.
    *
    * @throws InvalidOptionException  with the reason
    */
-  def require(query: StreamExecution): Unit = Option(failures.get(query)).foreach { e =>
-    throw new InvalidOptionException(e.getMessage, e)
+  def require(query: StreamExecution, batch: SparkPlan): Unit = {
+    Option(failures.get(query)).foreach(e => throw new InvalidOptionException(e.getMessage, e))
+    for {
+      operator <- batch.collect { case stateful: SparkPlan with Since41.StatefulOperator => stateful }
+      info <- operator.stateInfo
+      ids <- info.stateStoreCkptIds
+      // An operator without grouping columns has one partition.
+      if ids.length > 1 && ids.length != info.numPartitions
+    } throw new InvalidOptionException(
+      s"the query at ${query.resolvedCheckpointRoot} was rescaled while it started: operator ${info.operatorId} has the state of " +
+        s"${ids.length} partitions, and the batch has ${info.numPartitions}. Start one query at a time there, once more; nothing " +
+        "was changed.")
   }
 
   private def isOurs(logs: QueryLogs, session: SparkSession): Boolean =
