@@ -112,6 +112,53 @@ def coerce(array: pa.Array, kind: SparkType) -> pa.Array:
     return array
 
 
+def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Cast a table to a schema with the same names, see `cast_column`."""
+    columns = [cast_column(column, field.type) for column, field in zip(table.columns, schema, strict=True)]
+    return pa.table(columns, schema=schema)
+
+
+def cast_column(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    """Cast a column to a type, and its children one by one.
+
+    Arrow's own cast of a nested type with a field or elements of the type null returns an invalid array, also
+    if the type stays the same.
+    """
+    if isinstance(column, pa.ChunkedArray):
+        return pa.chunked_array([cast_column(chunk, kind) for chunk in column.chunks], kind)
+    before = column.type
+    if before == kind:
+        return column
+    if arrow_types.is_null(kind) and column.null_count == len(column):
+        return pa.nulls(len(column))
+    if _are(arrow_types.is_struct, before, kind) and [f.name for f in before] == [f.name for f in kind]:
+        fields = [cast_column(column.field(i), field.type) for i, field in enumerate(kind)]
+        return pa.StructArray.from_arrays(fields, fields=list(kind), mask=column.is_null())
+    if _have_same_layout(before, kind):
+        # Positions stay the same, also those of a slice.
+        count = 1 if arrow_types.is_fixed_size_list(kind) else 2
+        elements = [cast_column(column.values, _elements_type(kind))]
+        buffers = column.buffers()[:count]
+        return pa.Array.from_buffers(kind, len(column), buffers, column.null_count, column.offset, elements)
+    return column.cast(kind)
+
+
+def _are(is_kind: Callable[[pa.DataType], bool], *kinds: pa.DataType) -> bool:
+    return all(map(is_kind, kinds))
+
+
+def _have_same_layout(before: pa.DataType, after: pa.DataType) -> bool:
+    """Return True for maps, or lists, that differ in their elements alone."""
+    if _are(arrow_types.is_fixed_size_list, before, after):
+        return bool(before.list_size == after.list_size)
+    kinds = (arrow_types.is_list, arrow_types.is_large_list, arrow_types.is_map)
+    return any(_are(is_kind, before, after) for is_kind in kinds)
+
+
+def _elements_type(kind: pa.DataType) -> pa.DataType:
+    return pa.struct([kind.key_field, kind.item_field]) if arrow_types.is_map(kind) else kind.value_type
+
+
 def _as_list(array: pa.Array) -> pa.ListArray:
     """Convert any type of list."""
     import numpy as np

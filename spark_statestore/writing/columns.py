@@ -14,6 +14,7 @@ from pyarrow import types as arrow_types
 
 from spark_statestore.errors import OptionError, RowEncodingError
 from spark_statestore.formats.metadata import parse_json
+from spark_statestore.rows.coercion import cast_column
 from spark_statestore.rows.columns import PARTITION
 from spark_statestore.writing.buffers import Buffer, buffers_of, matched_buffers
 from spark_statestore.writing.sql import Sql, failed
@@ -215,7 +216,7 @@ class NewColumns:
             if field.taken is None:
                 return pa.repeat(pa.scalar(field.beginning, kind), rows.num_rows)
             column, _, name = field.taken.partition(".")
-            return (_flat(rows[column], name) if name else rows[column]).cast(kind)
+            return cast_column(_flat(rows[column], name) if name else rows[column], kind)
         values = self._called(field, rows) if callable(field.given) else field.given
         try:
             values = _cast(self._given(field, values, rows, kind), kind)
@@ -277,7 +278,7 @@ def _cast(values: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | p
     if arrow_types.is_decimal(kind) and arrow_types.is_integer(values.type):
         # Arrow asks for the digits that any number of the type may have.
         values = values.cast(pa.decimal128(38, kind.scale))
-    return values.cast(kind)
+    return cast_column(values, kind)
 
 
 def _projected(rows: pa.RecordBatch, path: str, expression: pc.Expression) -> pa.ChunkedArray:

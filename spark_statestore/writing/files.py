@@ -14,6 +14,7 @@ from pyarrow import types as arrow_types
 from spark_statestore.errors import OptionError, RowEncodingError
 from spark_statestore.files import open_file_system
 from spark_statestore.files.failures import failing_to, read_file
+from spark_statestore.rows.coercion import cast_table
 from spark_statestore.rows.columns import PARTITION
 from spark_statestore.writing.rows import VALUES, Mode
 
@@ -134,7 +135,7 @@ def _from_json(data: bytes, schema: pa.Schema, mode: Mode) -> pa.Table:
         json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="error"),
     )
     # Casts of strings are stricter than the reader, which ignores a zone where the type has none.
-    table = table.cast(pa.schema([schema.field(field.name) for field in fields]))
+    table = cast_table(table, pa.schema([schema.field(field.name) for field in fields]))
     _require_whole_rows(data, pa.struct([field for field in fields if field.name in needed]))
     return table
 
@@ -195,8 +196,10 @@ def _in_json(kind: pa.DataType) -> pa.DataType | None:
     if arrow_types.is_list(kind):
         child = _in_json(kind.value_type)
         return None if child is None else pa.list_(kind.value_field.with_type(child))
+    if arrow_types.is_null(kind):
+        # Arrow's reader returns too few elements for a list of nulls.
+        return pa.bool_()
     is_held = (
-        arrow_types.is_null,
         arrow_types.is_boolean,
         arrow_types.is_integer,
         arrow_types.is_floating,

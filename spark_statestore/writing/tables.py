@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyarrow import types as arrow_types
 
 from spark_statestore.errors import OptionError, RowEncodingError
+from spark_statestore.rows.coercion import cast_table
 
 # Rows of a table whose bytes are made at a time.
 _TABLE_ROWS: Final = 1 << 18
@@ -52,7 +53,7 @@ def _at_least_one(tables: Iterator[pa.Table], changes: Any) -> Iterator[pa.Table
                 break
             # Arrow has no functions for views within structs; Polars exports its strings as views.
             fields = [field.with_type(_without_views(field.type)) for field in table.schema]
-            table = table.cast(pa.schema(fields))
+            table = cast_table(table, pa.schema(fields))
         rows += table.num_rows
         yield table
     if isinstance(changes, pa.RecordBatchReader) and not rows:

@@ -149,3 +149,19 @@ def test_new_fields_that_could_be_renamed_ones_are_problems() -> None:
     assert not problems("a:l", "a:l b:l")
     assert not problems("a:l b:l", "a:l")
     assert problems("a:l", "b:l") == ["value.b is not in the old state, and could be value.a"]
+
+
+@pytest.mark.parametrize("number", [pa.int32(), pa.int64()], ids=str)
+def test_nested_columns_of_nulls_are_taken(number: pa.DataType) -> None:
+    """Arrow's cast of a nested type with nulls makes invalid arrays, also of the same type."""
+
+    def schema(kind: pa.DataType) -> pa.Schema:
+        nulls = pa.list_(pa.struct([("none", pa.null())]))
+        value = pa.struct([("s", pa.struct([("n", kind), ("l", nulls)]))])
+        return pa.schema([("key", pa.struct([("k", pa.string())])), ("value", value)])
+
+    rows = [{"key": {"k": "a"}, "value": {"s": {"n": 1, "l": [{"none": None}] * n}}} for n in range(4)]
+    batch = pa.RecordBatch.from_pylist(rows, schema(pa.int32())).slice(1)
+    found = NewColumns(batch.schema, schema(number), {}).evaluate(batch)
+    found.validate(full=True)
+    assert found.to_pylist() == rows[1:]

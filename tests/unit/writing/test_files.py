@@ -117,6 +117,7 @@ EVERY = pa.schema(
                     ("double", pa.float64()),
                     ("float", pa.float32()),
                     ("list", pa.list_(pa.struct([("day", pa.date32())]))),
+                    ("nones", pa.list_(pa.null())),
                     ("none", pa.null()),
                 ]
             ),
@@ -132,6 +133,7 @@ KEY = {
     "double": 1,
     "float": 0.1,
     "list": [{"day": "1960-01-01"}, None],
+    "nones": [None, None],
     "none": None,
 }
 
@@ -143,6 +145,7 @@ def test_json_has_text_for_dates_and_timestamps(put: Callable[[bytes], str]) -> 
         {"key": nothing, "value": {"flag": None, "small": -7}},
     )
     found = read_changes(put(rows), EVERY, "upsert")
+    found.validate(full=True)
     assert found.schema == EVERY
     first, second = found.to_pylist()
     assert first["key"] == {
@@ -153,6 +156,7 @@ def test_json_has_text_for_dates_and_timestamps(put: Callable[[bytes], str]) -> 
         "double": 1.0,
         "float": float(np.float32(0.1)),
         "list": [{"day": date(1960, 1, 1)}, None],
+        "nones": [None, None],
         "none": None,
     }
     assert first["value"] == {"flag": True, "small": None}
