@@ -108,12 +108,13 @@ class Query:
         self._collect = collect
         self._provider = self.session_provider = provider
 
-    def feed(self, *batches: Rows) -> None:
-        """Add input: one file, and so one micro-batch, for each list of rows."""
+    def feed(self, *batches: Rows | pa.Table) -> None:
+        """Add input: one file, and so one micro-batch, for each list or table of rows."""
         for rows in batches:
             path = self._input / f"{self._files:03}.parquet"
             hidden = path.with_name(f".{path.name}")
-            pq.write_table(pa.Table.from_pylist(rows, self._schema), hidden)
+            is_table = isinstance(rows, pa.Table)
+            pq.write_table(rows if is_table else pa.Table.from_pylist(rows, self._schema), hidden)
             # Files are read in the order of their modification times.
             os.utime(hidden, (1_700_000_000 + self._files, 1_700_000_000 + self._files))
             hidden.rename(path)

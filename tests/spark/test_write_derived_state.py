@@ -131,11 +131,11 @@ CASES = [
 ]
 
 
-def content_of(path: Any) -> Content:
-    """Return all rows of all stores, as bytes."""
+def content_of(path: Any, operator: int = 0) -> Content:
+    """Return all rows of all stores of an operator, as bytes."""
     checkpoint = open_checkpoint(str(path))
     content: Content = {}
-    for version in checkpoint.stores(checkpoint.require_batch(None), 0):
+    for version in checkpoint.stores(checkpoint.require_batch(None), operator):
         for name, table in read_store(checkpoint, version).rows():
             rows = content.setdefault((version.store, name), {})
             for row in table.to_pylist():
@@ -151,10 +151,10 @@ class Copies:
         self._number = 0
         self.path = str(source)
 
-    def write(self, state: str, changes: Any, mode: Any) -> tuple[int, int, int]:
+    def write(self, state: str, changes: Any, mode: Any, operator: int = 0) -> tuple[int, int, int]:
         self._number += 1
         target = str(self._directory / f"copy {self._number}")
-        written = write_state(self.path, target, changes, mode=mode, **where(state))
+        written = write_state(self.path, target, changes, mode=mode, operator=operator, **where(state))
         self.path = target
         assert not verify(target).problems
         return written.added, written.changed, written.removed

@@ -151,8 +151,13 @@ def test_writing_page_names_the_test_of_each_operator() -> None:
     tests = re.findall(r"^def (test_\w+_goes_on_from_written_state)", (ROOT / path).read_text(), re.MULTILINE)
     # An aggregation has one with keys and one without.
     derived = ("tests/spark/test_write_derived_state.py", "test_written_state_is_that_of_spark")
+    generated = (
+        "tests/spark/test_write_generated_state.py",
+        "test_generated_state_goes_on_as_if_untouched",
+    )
     assert {*named, (path, "test_aggregation_without_keys_goes_on_from_written_state")} == {
         derived,
+        generated,
         *((path, function) for function in tests),
     }
 
