@@ -1,10 +1,10 @@
-"""State that `write_state` writes without Spark, beside a conversion of the same state from RocksDB."""
+"""State that is written and rescaled without Spark, beside a conversion of the same state from RocksDB."""
 
 from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -20,14 +20,15 @@ from benchmarks.stores import PROVIDERS, ROCKSDB
 
 FULL, QUICK = 10_000_000, 20_000
 PARTITIONS = 8
+MORE = 32
 LEAST = 1.0
 GIGABYTES = 1.0
 
 ABOUT = """A count of each number below {rows:,} in {partitions} partitions, on local files. A query on
 RocksDB writes it in one batch, and `convert` takes it here, with its comparison of all rows. Then its rows
-are written to a copy without rows, in a process without Spark, from a reader of record batches. Once, from
-files that the operating system has in memory. *Memory* is the largest resident size of the process that
-writes."""
+are written to a copy without rows, in a process without Spark, from a reader of record batches, and another
+process gives that copy {more} partitions in its place. Once, from files that the operating system has in
+memory. *Memory* is the largest resident size of the process."""
 
 
 def run(scratch: Path, quick: bool) -> Result:
@@ -40,21 +41,24 @@ def run(scratch: Path, quick: bool) -> Result:
         seconds = processes["session"].run(_convert, str(scratch / "input"), source, converted, rows)
     log(f"convert: {rows / seconds:,.0f} rows/s")
     spark_statestore.write_state(converted, empty, _schema(converted).empty_table(), mode="replace")
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        written, gigabytes = process.submit(_write, converted, empty, target).result()
+    written, gigabytes = _in_a_process(_write, converted, empty, target)
     log(f"write_state: {rows / written:,.0f} rows/s, {gigabytes:.2f} GB")
-    rates = [rows / seconds, rows / written]
+    rescaled, more_gigabytes = _in_a_process(_rescale, target)
+    log(f"rescale: {rows / rescaled:,.0f} rows/s, {more_gigabytes:.2f} GB")
+    rates = [rows / seconds, rows / written, rows / rescaled]
     criteria = [
         Criterion("rows written per second", rates[1], LEAST, "/s", rates[0], "convert", at_least=True),
         Criterion("memory of the write", gigabytes, GIGABYTES, "GB"),
+        Criterion("rows rescaled per second", rates[2], LEAST, "/s", rates[0], "convert", at_least=True),
     ]
     header = ["", "seconds", "rows per second", "memory, GB"]
     lines = [
         ["convert", *report.figures(seconds, rates[0]), ""],
         ["write_state", *report.figures(written, rates[1], gigabytes)],
+        [f"rescale in place, {PARTITIONS} to {MORE}", *report.figures(rescaled, rates[2], more_gigabytes)],
     ]
     table = report.table(f"{rows:,} rows", header, lines)
-    return Result(f"{ABOUT.format(rows=rows, partitions=PARTITIONS)}\n\n{table}", criteria)
+    return Result(f"{ABOUT.format(rows=rows, partitions=PARTITIONS, more=MORE)}\n\n{table}", criteria)
 
 
 def _convert(spark: Any, files: str, source: str, target: str, rows: int) -> float:
@@ -73,11 +77,26 @@ def _schema(checkpoint: str) -> pa.Schema:
     return next(iter(spark_statestore.iter_state(checkpoint, partition=0))).schema
 
 
-def _write(source: str, empty: str, target: str) -> tuple[float, float]:
-    """Return seconds and gigabytes of a write of all rows of a checkpoint."""
+def _in_a_process(measure: Callable[..., float], *arguments: str) -> tuple[float, float]:
+    """Return the seconds that a function measures in a new process, and its gigabytes."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return process.submit(_with_memory, measure, *arguments).result()
+
+
+def _with_memory(measure: Callable[..., float], *arguments: str) -> tuple[float, float]:
+    seconds = measure(*arguments)
+    return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+
+
+def _write(source: str, empty: str, target: str) -> float:
     batches: Iterator[pa.RecordBatch] = spark_statestore.iter_state(source)
     reader = pa.RecordBatchReader.from_batches(_schema(source), batches)
     begin = time.monotonic()
     spark_statestore.write_state(empty, target, reader)
-    seconds = time.monotonic() - begin
-    return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    return time.monotonic() - begin
+
+
+def _rescale(checkpoint: str) -> float:
+    begin = time.monotonic()
+    spark_statestore.rescale(checkpoint, None, MORE, in_place=True, checkpoint_format=2, stopped=True)
+    return time.monotonic() - begin

@@ -91,6 +91,14 @@ PYTHON: Final = (
 
 SCALA: Final = (
     Mutant(
+        "state-of-other-partitions",
+        f"{_DRIVER}/StatePartitions.scala",
+        "if ids.length > 1 && ids.length != info.numPartitions",
+        "if false",
+        (f"{_STARTS}::test_batch_with_the_state_of_other_partitions_is_refused",),
+        "No batch runs on the state of another number of partitions.",
+    ),
+    Mutant(
         "journal-is-left-at-a-start",
         f"{_DRIVER}/StatePartitions.scala",
         "(hasOption || logs.hasJournal || logs.haveOtherPartitions)",
@@ -109,7 +117,7 @@ SCALA: Final = (
     Mutant(
         "failed-rescale-is-ignored",
         f"{_DRIVER}/QueryOptionsRule.scala",
-        "StatePartitions.require(query)",
+        "StatePartitions.require(query, plan)",
         "()",
         (f"{_STARTS}::test_refused_rescale_fails_before_the_first_task_and_changes_no_state",),
         "A query that cannot be rescaled fails before its first task.",

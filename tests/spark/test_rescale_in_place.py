@@ -21,7 +21,7 @@ from tests.spark.test_checkpoint_formats import CAN_SET, FORMAT, IS_42
 from tests.spark.test_restore import every_operator
 from tests.support.spark_versions import NEWEST_JOIN_FORMAT, is_since
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark]
+pytestmark = pytest.mark.slow
 
 # Spark 4.0 reads the settings of a new query before anybody can change them.
 OF_NEW = is_since("4.1")
@@ -56,11 +56,15 @@ def counts_of_partitions(query: Query) -> set[int]:
     return {len(partitions) for partitions in ids.values()} | described
 
 
-def sparks_class(spark: Any, name: str) -> Any:
+def log_of_offsets(spark: Any, query: Query) -> Any:
+    """Return Spark's own log of a query."""
     streaming = spark._jvm.org.apache.spark.sql.execution.streaming
-    return getattr(streaming.checkpointing if is_since("4.1") else streaming, name)
+    of_class = (streaming.checkpointing if is_since("4.1") else streaming).OffsetSeqLog
+    is_read_only = [True] if is_since("4.2") else []
+    return of_class(spark._jsparkSession, f"{query.checkpoint}/offsets", *is_read_only)
 
 
+@pytest.mark.spark
 def test_query_has_another_number_of_partitions_at_each_start(spark: Any, tmp_path: Path) -> None:
     rescaled, stays = make(spark, tmp_path / "rescaled"), make(spark, tmp_path / "stays")
     made = events.batches(10)[::2]
@@ -122,6 +126,7 @@ def test_query_of_format_v1_is_taken_to_v2(spark: Any, tmp_path: Path) -> None:
     verify(str(rescaled.checkpoint))
 
 
+@pytest.mark.spark
 def test_interrupted_rescale_is_completed_by_the_next_start(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,13 +151,13 @@ def test_interrupted_rescale_is_completed_by_the_next_start(
     # Only the journal was written.
     with pytest.raises(IllegalStateError, match="is not complete, as the journal"):
         spark_statestore.read_state(str(query.checkpoint))
-    log = sparks_class(spark, "OffsetSeqLog")(spark._jsparkSession, f"{query.checkpoint}/offsets")
     with pytest.raises(Exception, match="spark-statestore: the journal"):
-        log.getLatest()
+        log_of_offsets(spark, query).getLatest()
     assert run_with(query, None, second) == run_with(stays, None, second)
     assert counts_of_partitions(query) == {5}
 
 
+@pytest.mark.spark
 def test_logs_with_other_partitions_than_each_other_are_made_to_agree(spark: Any, tmp_path: Path) -> None:
     query, stays = (
         make(spark, tmp_path / "q", counts, "update"),
@@ -167,6 +172,43 @@ def test_logs_with_other_partitions_than_each_other_are_made_to_agree(spark: Any
         checksum.unlink()
     assert run_with(query, None, second) == run_with(stays, None, second)
     assert counts_of_partitions(query) == {1}
+
+
+def test_batch_with_the_state_of_other_partitions_is_refused(spark: Any, tmp_path: Path) -> None:
+    from pyspark.sql.streaming.listener import StreamingQueryListener
+
+    query, stays = (make(spark, tmp_path / name, counts, "update") for name in ("query", "stays"))
+    first, second = events.batches(2)
+    assert run_with(query, None, first) == run_with(stays, None, first)
+    entry = query.commits[-1]
+    before = entry.read_text()
+
+    class OtherDriver(StreamingQueryListener):
+        """Another driver that rescales the query after this one has looked at its logs."""
+
+        def onQueryStarted(self, event: Any) -> None:
+            version, text = before.split("\n")
+            node = json.loads(text)
+            ids = node["stateUniqueIds"]["0"]
+            node["stateUniqueIds"]["0"] = [*ids, ids[0]]
+            entry.with_name(f".{entry.name}.crc").unlink(missing_ok=True)
+            entry.write_text(f"{version}\n{json.dumps(node)}")
+
+        def onQueryProgress(self, event: Any) -> None: ...
+
+        def onQueryTerminated(self, event: Any) -> None: ...
+
+    other = OtherDriver()
+    spark.streams.addListener(other)
+    try:
+        with pytest.raises(
+            StreamingQueryException, match="has the state of 3 partitions, and the batch has 2"
+        ):
+            run_with(query, None, second)
+    finally:
+        spark.streams.removeListener(other)
+    entry.write_text(before)
+    assert run_with(query, None) == run_with(stays, None, second)
 
 
 @pytest.mark.skipif(not is_since("4.1"), reason="Spark 4.0 fails such a query in checkpoint format v2")

@@ -22,7 +22,7 @@ from tests.spark.test_write_derived_state import VARIABLES, Copies, content_of, 
 from tests.support.paths import SPARK_MINOR
 from tests.support.spark_versions import NEWEST_JOIN_FORMAT, is_since
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark]
+pytestmark = pytest.mark.slow
 
 Columns = Mapping[str, tuple[Any, str]]
 """By name, the type of a column of the input, and what the query makes of it in SQL."""
@@ -250,7 +250,13 @@ if is_since("4.2"):
     CASES["transformWithState"] = Case(processed, states=VARIABLES, mode="update", columns=IN_VARIABLES)
 
 
-@pytest.mark.parametrize("name", CASES)
+# Left to make soak: the encoder is the same.
+ALWAYS = {"aggregation", "join, newest format"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.soak] * (name not in ALWAYS)) for name in CASES]
+)
 def test_generated_state_goes_on_as_if_untouched(spark: Any, tmp_path: Path, name: str) -> None:
     case = CASES[name]
     keys, values = case.columns
