@@ -37,7 +37,7 @@ def make(
 
 
 def counts(stream: Any) -> Any:
-    return stream.groupBy("k").count()
+    return stream.groupBy("id").count()
 
 
 def run_with(query: Query, partitions: str | None, *batches: list[dict[str, Any]]) -> Output:
@@ -84,7 +84,7 @@ def test_query_has_another_number_of_partitions_at_each_start(spark: Any, tmp_pa
 
 
 def test_planned_batch_has_the_new_partitions_and_its_input(spark: Any, tmp_path: Path) -> None:
-    rescaled, stays = make(spark, tmp_path / "rescaled"), make(spark, tmp_path / "stays")
+    rescaled, stays = (make(spark, tmp_path / name, counts, "update") for name in ("rescaled", "stays"))
     made = events.batches(6)
     expected = run_with(stays, None, *made)
     run_with(rescaled, "3", *made[:2])
@@ -97,7 +97,7 @@ def test_planned_batch_has_the_new_partitions_and_its_input(spark: Any, tmp_path
 
 
 def test_batch_before_the_rescale_has_its_own_partitions(spark: Any, tmp_path: Path) -> None:
-    query = make(spark, tmp_path)
+    query = make(spark, tmp_path, counts, "update")
     made = events.batches(12)[::2]
     outputs = run_with(query, "3", *made[:2]) + run_with(query, "6", *made[2:4])
     outputs += run_with(query, "2", *made[4:])
@@ -112,7 +112,9 @@ def test_batch_before_the_rescale_has_its_own_partitions(spark: Any, tmp_path: P
 
 @pytest.mark.skipif(IS_42 or not CAN_SET, reason="this Spark goes on with v2 only in a session that sets it")
 def test_query_of_format_v1_is_taken_to_v2(spark: Any, tmp_path: Path) -> None:
-    rescaled, stays = (make(spark, tmp_path / name, **{FORMAT: "1"}) for name in ("rescaled", "stays"))
+    rescaled, stays = (
+        make(spark, tmp_path / name, counts, "update", **{FORMAT: "1"}) for name in ("rescaled", "stays")
+    )
     made = events.batches(12)[::2]
     expected = [run_with(stays, None, batch) for batch in made]
     outputs = [run_with(rescaled, number, batch) for number, batch in zip(("3", "5"), made, strict=False)]
