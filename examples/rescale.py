@@ -1,6 +1,6 @@
-"""Copy a checkpoint with 7 state partitions instead of 4, and resume the query from the copy.
+"""Start a query with 7 state partitions that has run with 4.
 
-Spark reads the number from the checkpoint when a query is restarted, regardless of the session's settings.
+Spark alone reads the number from the checkpoint, regardless of the session's settings.
 
     python examples/rescale.py
 """
@@ -21,14 +21,14 @@ def visits(spark: SparkSession, work: Path) -> DataFrame:
     return spark.readStream.text(str(work / "input")).groupBy("value").agg(f.count("*").alias("visits"))
 
 
-def run(spark: SparkSession, work: Path, checkpoint: Path) -> None:
-    """Process all available input, and return the counts so far."""
+def run(spark: SparkSession, work: Path) -> None:
+    """Process all available input, and print the counts so far."""
     query = (
         visits(spark, work)
         .writeStream.outputMode("complete")
         .format("memory")
         .queryName("visits")
-        .option("checkpointLocation", str(checkpoint))
+        .option("checkpointLocation", str(work / "checkpoint"))
         .trigger(availableNow=True)
         .start()
     )
@@ -41,18 +41,18 @@ def run(spark: SparkSession, work: Path, checkpoint: Path) -> None:
 def main(work: Path) -> None:
     (work / "input").mkdir()
     builder = SparkSession.builder.master("local[2]").config("spark.sql.shuffle.partitions", "4")
+    # Of itself with Spark 4.3.
+    builder = builder.config("spark.sql.streaming.stateStore.checkpointFormatVersion", "2")
     spark = spark_statestore.configure(builder).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
 
     (work / "input" / "monday.txt").write_text("\n".join(USERS))
-    run(spark, work, work / "checkpoint")
+    run(spark, work)
 
-    # The query is stopped. From a shell: spark-statestore rescale CHECKPOINT NEW_CHECKPOINT 7 --stopped
-    batch = spark_statestore.rescale(str(work / "checkpoint"), str(work / "checkpoint-7"), 7, stopped=True)
-    print(f"copied as batch {batch} left it")
-
+    # Without Spark: spark-statestore rescale CHECKPOINT 7 --in-place
+    spark.conf.set("spark.sql.streaming.stateStore.backend.partitions", "7")
     (work / "input" / "tuesday.txt").write_text("\n".join(USERS[:200]))
-    run(spark, work, work / "checkpoint-7")
+    run(spark, work)
     twice = spark.table("visits").where("visits = 2").count()
     print(f"{twice} users came on both days")
     spark.stop()

@@ -77,7 +77,6 @@ OUTPUT = {
     ],
     "rescale.py": [
         "4 partitions: 300 users, 300 visits",
-        "copied as batch 0 left it",
         "7 partitions: 300 users, 500 visits",
         "200 users came on both days",
     ],
