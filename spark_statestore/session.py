@@ -51,7 +51,7 @@ metadata, are read and written by the driver's backend, as state is."""
 
 _SHIPPED: Final = (
     *("backend", "files", "formats", "operator_state"),
-    *("query", "rescaling", "rows", "storage", "store"),
+    *("query", "rescaling", "rows", "savepoints", "storage", "store"),
 )
 """Subpackages in the archive for executors: those that the backend and `QueryOperatorState` import."""
 

@@ -393,7 +393,7 @@ _FIELDS: Final[Mapping[str, tuple[_Fields, _Fields]]] = {
     "deleteFile": (_FILE, {}),
     "deleteFiles": ({**_FILE, "names": _is_list(lambda value: _is_text(value) and "/" not in value)}, {}),
     "makeDirectory": (_FILE, {}),
-    "settlePartitions": ({**_FILE, "canHaveIds": _is_flag}, {"query": _is_text}),
+    "settlePartitions": ({**_FILE, "canHaveIds": _is_flag, "start": _is_id}, {"query": _is_text}),
     "cleanup": (
         {**_VERSION, "retainFrom": _is_count, "mostVersions": _is_number},
         {"handOver": _is_flag},

@@ -24,6 +24,7 @@ from spark_statestore.errors import (
 from spark_statestore.files import FileStatus, FileSystem, join, open_file_system
 from spark_statestore.files.failures import failing_to, read_file
 from spark_statestore.formats.metadata import ATTEMPT
+from spark_statestore.query.journal import KEPT
 from spark_statestore.query.layout import files_of_stores
 from spark_statestore.query.logs import CommitEntry
 from spark_statestore.query.orphans import STAGING_PREFIX, CommittedAttempts, StoreFiles, orphans
@@ -161,7 +162,8 @@ def gc(
     newest = {version.store: version.name for version in checkpoint.stores()} if decided.last else {}
     merged_files = checkpoint.merged_files()
     # Any store may have versions in a damaged file.
-    is_whole = merged_files.damage_in(decided.needed, decided.held) is None
+    with failing_to("list", *open_file_system(checkpoint.state_url)):
+        is_whole = merged_files.damage_in(decided.needed, decided.held) is None
     collectors = [
         _Collector(checkpoint, merged_files, store, newest.get(store), decided, logged, before, purge=purge)
         for store in (_stores(checkpoint) if is_whole else ())
@@ -238,7 +240,9 @@ def _remove_merged(
     files, _ = checkpoint.open_state()
     removed = []
     beside: list[str] = []
-    for status, versions in merged.physical_files():
+    with failing_to("list", *open_file_system(checkpoint.state_url)):
+        physical_files = list(merged.physical_files())
+    for status, versions in physical_files:
         gone = [path for path in versions if path in unneeded]
         if not gone or (len(gone) < len(versions) and not purge):
             continue
@@ -258,8 +262,9 @@ def _rolled_back(checkpoint: QueryCheckpoint) -> Iterable[str]:
     with failing_to("list", checkpoint.files, directory):
         paths = [status.path for status in checkpoint.files.list_files(directory)]
     for path in paths:
-        _, log, name = path.rsplit("/", 2)
-        if log == COMMITS and name.isdigit():
+        kept, log, name = path.rsplit("/", 2)
+        # A rescale is not undone by its entries: the state of before goes with its batch.
+        if log == COMMITS and name.isdigit() and kept.rpartition("/")[2] != KEPT:
             with failing_to("read", checkpoint.files, path):
                 entry = CommitEntry.decode(checkpoint.files.read(path), checkpoint.files.url(path))
             for named in (entry.state_ids or {}).values():

@@ -9,16 +9,25 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from spark_statestore.errors import CorruptCheckpointError, QueryRunningError, restore_from_backup
+from spark_statestore.errors import (
+    CorruptCheckpointError,
+    IllegalStateError,
+    QueryRunningError,
+    restore_from_backup,
+)
 from spark_statestore.files import join, parent_of
 from spark_statestore.files.failures import failing_to, read_file
 from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query.layout import new_rolled_back_directory, with_checksum
 from spark_statestore.query.query_checkpoint import JOURNAL, OFFSETS, QueryCheckpoint
+
+KEPT: Final = "rescale"
+"""Directory in ``rolled-back/<time>/`` of Spark's files before a rescale in place."""
 
 _VERSION: Final = 1
 
@@ -40,15 +49,19 @@ class Journal:
         Number in the offset log that the journal takes.
     files
         New content by path in the checkpoint location.
+    id
+        Random id of the change.
     """
 
     entry: int
     files: Mapping[str, bytes]
+    id: str
 
     def encode(self) -> bytes:
         """Return the content of the journal's file."""
         written = {name: data.decode() for name, data in self.files.items()}
-        return f"{_FIRST_LINE}\n{json.dumps({'version': _VERSION, 'files': written})}".encode()
+        node = {"version": _VERSION, "id": self.id, "files": written}
+        return f"{_FIRST_LINE}\n{json.dumps(node)}".encode()
 
     @classmethod
     def decode(cls, entry: int, data: bytes, where: str) -> Journal:
@@ -57,7 +70,7 @@ class Journal:
             node = parse_json(data.decode().split("\n", 1)[1])
             if node["version"] != _VERSION:
                 raise ValueError(f"its version is {node['version']!r:.40}, but this release reads {_VERSION}")
-            return cls(entry, {name: text.encode() for name, text in node["files"].items()})
+            return cls(entry, {name: text.encode() for name, text in node["files"].items()}, node["id"])
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise CorruptCheckpointError(
                 f"{where} is not the journal of a change: {error!r}. {restore_from_backup(otherwise=None)}"
@@ -87,57 +100,107 @@ def complete_change(checkpoint: QueryCheckpoint) -> bool:
     return journal is not None
 
 
-def change_files(checkpoint: QueryCheckpoint, files: Mapping[str, bytes], kept_as: str) -> int:
-    """Write or replace files of a checkpoint, all or none of them.
+class Change:
+    """A change of several files of a checkpoint, all or none of them.
 
     Parameters
     ----------
     checkpoint
         A checkpoint that writes with fsync, of a query that does not run.
-    files
-        New content by path in the checkpoint location. Hadoop's checksums of the present files are removed.
-    kept_as
-        Name in ``rolled-back/<time>/`` of the directory with copies of the present files.
-
-    Returns
-    -------
-    int
-        The number that the journal had in the offset log, where a running query would have written.
-
-    Raises
-    ------
-    QueryRunningError
-        If the query runs and writes its next entry. Nothing was changed.
-    StorageError
-        If a file cannot be read or written. The change is complete or not begun for all readers.
+    entry
+        Number of the journal in the offset log, where the query would write its next entry.
     """
-    storage = checkpoint.files
-    directory = new_rolled_back_directory(checkpoint)
-    for name in files:
-        with contextlib.suppress(FileNotFoundError):
-            data = read_file(storage, checkpoint.path(name))
-            kept = join(directory, kept_as, name)
-            with failing_to("write", storage, kept):
-                storage.make_directory(parent_of(kept))
-                storage.create(kept, data)
-    journal = Journal(max(checkpoint.logged(OFFSETS), default=-1) + 1, files)
-    path = checkpoint.path(OFFSETS, str(journal.entry))
-    with failing_to("write", storage, path):
+
+    def __init__(self, checkpoint: QueryCheckpoint, entry: int) -> None:
+        self._checkpoint = checkpoint
+        self._entry = entry
+        self._id = secrets.token_hex(8)
+        self._before: dict[str, bytes | None] = {}
+        self._files: dict[str, bytes] = {}
+
+    def watch(self, name: str) -> None:
+        """Read a file that may not change until `make`."""
+        self._before[name] = self._read(name)
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Write or replace a file; its present content may not change until `make`."""
+        self._before.setdefault(name, self._read(name))
+        self._files[name] = data
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no file changes."""
+        return not self._files
+
+    def make(self) -> None:
+        """Make the change; copies of the present files are kept in ``rolled-back/<time>/``.
+
+        Hadoop's checksums of the files are removed.
+
+        Raises
+        ------
+        QueryRunningError
+            If another process has changed one of the files, or has written the entry. Nothing was changed.
+        StorageError
+            If a file cannot be read or written. The change is complete or not begun for all readers.
+        """
+        storage, checkpoint = self._checkpoint.files, self._checkpoint
+        directory = new_rolled_back_directory(checkpoint)
+        for name in self._files:
+            if (data := self._before[name]) is not None:
+                kept = join(directory, KEPT, name)
+                with failing_to("write", storage, kept):
+                    storage.make_directory(parent_of(kept))
+                    storage.create(kept, data)
+        self._require_unchanged()
+        journal = Journal(self._entry, self._files, self._id)
+        path = checkpoint.path(OFFSETS, str(journal.entry))
+        with failing_to("write", storage, path):
+            try:
+                storage.create(path, journal.encode())
+            except FileExistsError as error:
+                raise self._running(f"{OFFSETS}/{journal.entry}") from error
+        _complete(checkpoint, journal)
+
+    def undo(self) -> None:
+        """Give the files that were replaced their content of before, all or none of them."""
+        back = Change(self._checkpoint, self._entry)
+        for name in self._files:
+            if (data := self._before[name]) is not None:
+                back.replace(name, data)
+        back.make()
+
+    def complete_own(self) -> bool:
+        """Complete the change if its journal is there; return False if not."""
+        journal = find_journal(self._checkpoint)
+        if journal is None or journal.id != self._id:
+            return False
+        _complete(self._checkpoint, journal)
+        return True
+
+    def _require_unchanged(self) -> None:
+        for name, data in self._before.items():
+            if self._read(name) != data:
+                raise self._running(name)
+
+    def _read(self, name: str) -> bytes | None:
         try:
-            storage.create(path, journal.encode())
-        except FileExistsError as error:
-            raise QueryRunningError(
-                f"the query of {checkpoint.url} runs: it has just written {OFFSETS}/{journal.entry}. Stop "
-                "it, then try again; nothing was changed."
-            ) from error
-    _complete(checkpoint, journal)
-    return journal.entry
+            return read_file(self._checkpoint.files, self._checkpoint.path(name))
+        except FileNotFoundError:
+            return None
+
+    def _running(self, name: str) -> QueryRunningError:
+        return QueryRunningError(
+            f"the query of {self._checkpoint.url} runs, or another process changes it, which has just "
+            f"written {name}. Stop it, then try again; nothing was changed."
+        )
 
 
 def _complete(checkpoint: QueryCheckpoint, journal: Journal) -> None:
     storage = checkpoint.files
     for name, data in journal.files.items():
         path = checkpoint.path(name)
+        _require_current(checkpoint, journal)
         # Hadoop's checksum is of the file as it was. Without one, Hadoop does not check.
         for beside in with_checksum(checkpoint, name)[:-1]:
             with failing_to("delete", storage, checkpoint.path(beside)):
@@ -146,7 +209,18 @@ def _complete(checkpoint: QueryCheckpoint, journal: Journal) -> None:
         with failing_to("write", storage, path):
             storage.make_directory(parent_of(path))
             storage.replace(path, data)
+    _require_current(checkpoint, journal)
     path = checkpoint.path(OFFSETS, str(journal.entry))
     with failing_to("delete", storage, path), contextlib.suppress(FileNotFoundError):
         storage.delete(path)
         storage.sync_directory(parent_of(path))
+
+
+def _require_current(checkpoint: QueryCheckpoint, journal: Journal) -> None:
+    """Raise unless the journal is there: another process may have completed it, and the query gone on."""
+    if (found := find_journal(checkpoint)) is None or found != journal:
+        raise IllegalStateError(
+            f"the change of {checkpoint.url} that this process was completing is complete: another process, "
+            "such as the query's next start, was faster. See which partitions the query has, and try again "
+            "if need be."
+        )

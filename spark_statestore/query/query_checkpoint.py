@@ -263,8 +263,16 @@ class QueryCheckpoint:
         """
         return [operator for _, operator in self.operator_files(batch)]
 
-    def operator_files(self, batch: int | None = None) -> Iterator[tuple[str, StatefulOperator]]:
-        """Yield the stateful operators, each with the path of its metadata file."""
+    def operator_files(
+        self, batch: int | None = None, *, as_written: bool = False
+    ) -> Iterator[tuple[str, StatefulOperator]]:
+        """Yield the stateful operators, each with the path of its metadata file.
+
+        Version 1 of the metadata has no history: it describes the newest batch. Unless the operators are
+        wanted as they are written, the number of partitions at a batch before a rescale is that of the offset
+        log.
+        """
+        count = None if as_written or batch is None else self._shuffle_partitions(batch)
         # Operators are numbered without gaps.
         for number in itertools.count():
             path = self._operator_file(number, batch)
@@ -279,7 +287,19 @@ class QueryCheckpoint:
                     "the checkpoint. "
                     "Try again if the checkpoint still exists."
                 ) from error
-            yield path, StatefulOperator.decode(data, self.files.url(path))
+            operator = StatefulOperator.decode(data, self.files.url(path))
+            if path.rpartition("/")[2] == METADATA and count not in (None, operator.partitions):
+                newest = self._shuffle_partitions(max(self.logged(OFFSETS)))
+                operator = operator.with_partitions(count) if newest == operator.partitions else operator
+            yield path, operator
+
+    def _shuffle_partitions(self, batch: int) -> int | None:
+        path = self.path(OFFSETS, str(batch))
+        try:
+            return OffsetEntry.decode(read_file(self.files, path), self.files.url(path)).shuffle_partitions
+        except FileNotFoundError:
+            # The batch is no longer retained.
+            return None
 
     def operator(self, number: int, batch: int | None = None) -> StatefulOperator:
         """Return one of the stateful operators."""

@@ -108,7 +108,6 @@ def rollback(
     if not dry_run:
         activity.require_stopped(stopped=stopped)
         plan.execute(activity)
-        _describe_partitions(checkpoint, batch)
     return [checkpoint.files.url(checkpoint.path(name)) for name in plan.moved]
 
 
@@ -138,6 +137,7 @@ class _Plan:
         checkpoint = self._checkpoint
         names = self.moved
         if not names:
+            _describe_partitions(checkpoint, self._batch)
             return
         directory = new_rolled_back_directory(checkpoint)
         time = directory.rpartition("/")[2]
@@ -150,6 +150,8 @@ class _Plan:
         if created[1:]:
             _record_created(checkpoint, time, created[1:])
         self._require_unchanged(activity, created)
+        # Before the logs, so that no reader takes the batch for one of other partitions.
+        _describe_partitions(checkpoint, self._batch)
         # After every step Spark can start from the checkpoint, at a batch in between: each batch's commit log
         # entry goes first, its offset log entry last. Surplus entries in a file source's log are harmless.
         self._remove(self._logs)
@@ -315,7 +317,7 @@ def undo_rollback(checkpoint: QueryCheckpoint, time: str) -> list[str]:
 def _describe_partitions(checkpoint: QueryCheckpoint, batch: int) -> None:
     """Give version 1 of the operators' metadata, which has no history, the partitions of a batch."""
     number = checkpoint.offsets(batch).shuffle_partitions
-    for path, operator in checkpoint.operator_files(batch):
+    for path, operator in checkpoint.operator_files(batch, as_written=True):
         name = path[len(checkpoint.root) + 1 :]
         if number in (None, operator.partitions) or name.rpartition("/")[2] != METADATA:
             continue

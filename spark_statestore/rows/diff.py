@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from spark_statestore.errors import OptionError
 from spark_statestore.query.parallel import parallel_map
 from spark_statestore.rows.columns import PARTITION
 from spark_statestore.rows.decode import decode_array
@@ -55,6 +56,8 @@ def diff_state(
     ------
     CheckpointNotFoundError
         If there is no such query, batch, operator, store, column family or partition.
+    OptionError
+        If the query was rescaled between the batches.
     CorruptCheckpointError, CheckpointIOError, UnsupportedFormatError
         If the state cannot be read.
     """
@@ -62,6 +65,13 @@ def diff_state(
         find_state(path, operator, store, column_family, batch, partition, checkpoints_dir=checkpoints_dir)
         for batch in (batch_a, batch_b)
     )
+    numbers = [source.partitions(batch) for source, batch in ((first, batch_a), (second, batch_b))]
+    if numbers[0] != numbers[1]:
+        raise OptionError(
+            f"operator {operator} of {path} has {numbers[0]} partitions at batch {batch_a} and {numbers[1]} "
+            f"at batch {batch_b}, as the query was rescaled in between: keys are in other partitions. "
+            "Compare batches before the rescale or after it, or read both with read_state and compare these."
+        )
     key = parse_schema(second.state.key_schema)
     values = [parse_schema(source.state.value_schema) for source in (first, second)]
     several = any(source.state.has_multiple_values for source in (first, second))

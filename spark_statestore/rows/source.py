@@ -92,6 +92,10 @@ class StateSource:
         """Name of its stores, which may be another one than was asked for, see `find_state`."""
         return self.versions[0].store.name
 
+    def partitions(self, batch: int) -> int:
+        """Return the number of partitions of its operator at a batch."""
+        return self._checkpoint.partitions(self._operator, batch)
+
     def beside(self, family: str) -> ColumnFamily | None:
         """Return a column family of its stores; None if there is none of that name."""
         return next((state for state in self._families() if state.name == family), None)

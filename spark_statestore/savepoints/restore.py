@@ -22,9 +22,9 @@ from spark_statestore.query.savepoint_lookup import (
     require_own_files,
 )
 from spark_statestore.query.store_snapshot import StoreSnapshot
-from spark_statestore.rescaling import rescale_in_place
 from spark_statestore.savepoints.copy import DIRECTORIES, CheckpointCopy, EditOfLogs, unchanged
 from spark_statestore.savepoints.create import held_if_possible
+from spark_statestore.savepoints.rescale_in_place import rescale_in_place
 from spark_statestore.savepoints.savepoint_store import dispose_savepoint
 from spark_statestore.storage import CheckpointStorageLocationReference, encode_path_as_reference
 

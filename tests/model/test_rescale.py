@@ -12,7 +12,7 @@ ALONE = RescaleSpec((None, 3))
 
 def test_rescale_in_place_holds_in_every_interleaving() -> None:
     labels = passes(RescaleSpec()).labels
-    assert {"journal", "refuse", "change", "end", "find", "kill", "plan", "lose"} <= labels
+    assert {"journal", "refuse", "change", "end", "find", "kill", "plan", "lose", "stop"} <= labels
     assert {"repeat", "commit", "mismatch"} <= labels
 
 
@@ -32,6 +32,7 @@ def test_rescale_in_place_holds_with_more_drivers() -> None:
         (ALONE, "journal of its own"),
         (ALONE, "planned batch kept"),
         (RescaleSpec(), "ids not counted"),
+        (RescaleSpec(), "late process goes on"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

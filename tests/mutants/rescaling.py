@@ -10,7 +10,7 @@ __all__ = ["PYTHON", "SCALA"]
 
 _LOSS: Final = "tests/unit/savepoints/test_faults.py::test_operation_on_local_files_survives_a_power_loss"
 _FAULTS: Final = (f"{_LOSS}[a-rescale-in-place]",)
-_PLACE: Final = "spark_statestore/rescaling/in_place.py"
+_PLACE: Final = "spark_statestore/savepoints/rescale_in_place.py"
 _STARTS: Final = "tests/spark/test_rescale_in_place.py"
 _DRIVER: Final = "jvm-shim/src/main/scala/org/apache/spark/sql/statestore/driver"
 
@@ -34,16 +34,16 @@ PYTHON: Final = (
     Mutant(
         "rescale-leaves-attempts",
         _PLACE,
-        "if not self._is_named():",
+        "if not self._is_named(change):",
         "if False:",
-        ("tests/unit/rescaling/test_in_place.py::test_failed_rescale_leaves_no_file",),
+        ("tests/unit/savepoints/test_rescale_in_place.py::test_failed_rescale_leaves_no_file",),
         "A rescale that fails before its journal leaves no file.",
     ),
     Mutant(
         "planned-batch-keeps-its-partitions",
         _PLACE,
-        "if self._batch is None or number >= self._batch else None",
-        "if self._batch is None or number == self._batch else None",
+        "if self._batch is None or number >= self._batch]",
+        "if self._batch is None or number == self._batch]",
         (f"{_STARTS}::test_planned_batch_has_the_new_partitions_and_its_input",),
         "A batch that was planned before a rescale is run with the new partitions.",
     ),
@@ -52,7 +52,9 @@ PYTHON: Final = (
         _PLACE,
         "return files | self._metadata_of_planned()",
         "return files",
-        ("tests/unit/rescaling/test_in_place.py::test_metadata_of_a_planned_run_has_the_new_partitions",),
+        (
+            "tests/unit/savepoints/test_rescale_in_place.py::test_metadata_of_a_planned_run_has_the_new_partitions",
+        ),
         "Spark's metadata of an operator has the number of partitions that its batches have.",
     ),
     Mutant(
@@ -60,14 +62,14 @@ PYTHON: Final = (
         _PLACE,
         "if added := self._activity.added():",
         "if added := []:",
-        ("tests/unit/rescaling/test_in_place.py::test_rescale_of_a_running_query_changes_nothing",),
+        ("tests/unit/savepoints/test_rescale_in_place.py::test_rescale_of_a_running_query_changes_nothing",),
         "A query that runs is not rescaled.",
     ),
     Mutant(
         "rollback-keeps-the-partitions-of-a-rescale",
         "spark_statestore/query/rollback.py",
-        "        _describe_partitions(checkpoint, batch)\n    return [",
-        "        pass\n    return [",
+        "        _describe_partitions(checkpoint, self._batch)\n        # After every step",
+        "        # After every step",
         (f"{_STARTS}::test_batch_before_the_rescale_has_its_own_partitions",),
         "After a rollback over a rescale Spark's metadata has the partitions of the batch.",
     ),

@@ -11,13 +11,12 @@ from pyspark.errors import StreamingQueryException
 
 import spark_statestore
 from spark_statestore import rollback, verify
-from spark_statestore.errors import IllegalStateError
+from spark_statestore.errors import IllegalStateError, OptionError
 from spark_statestore.query import QueryCheckpoint
-from spark_statestore.rescaling import in_place
 from tests.spark import events
 from tests.spark.processors_query import NO_EMPTY_BATCHES
 from tests.spark.queries import JOIN_FORMAT, Output, Query, unload_all
-from tests.spark.test_checkpoint_formats import CAN_SET, FORMAT, IS_42
+from tests.spark.test_checkpoint_formats import FORMAT
 from tests.spark.test_restore import every_operator
 from tests.support.spark_versions import NEWEST_JOIN_FORMAT, is_since
 
@@ -110,22 +109,30 @@ def test_batch_before_the_rescale_has_its_own_partitions(spark: Any, tmp_path: P
     assert counts_of_partitions(query) == {first}
 
 
-@pytest.mark.skipif(IS_42 or not CAN_SET, reason="this Spark goes on with v2 only in a session that sets it")
+@pytest.mark.skipif(not is_since("4.3"), reason="this Spark has checkpoint format v2 only where it is set")
 def test_query_of_format_v1_is_taken_to_v2(spark: Any, tmp_path: Path) -> None:
     rescaled, stays = (
         make(spark, tmp_path / name, counts, "update", **{FORMAT: "1"}) for name in ("rescaled", "stays")
     )
-    made = events.batches(12)[::2]
-    expected = [run_with(stays, None, batch) for batch in made]
-    outputs = [run_with(rescaled, number, batch) for number, batch in zip(("3", "5"), made, strict=False)]
-    assert outputs == expected[:2]
-    assert counts_of_partitions(rescaled) == {5}
-    assert ["stateUniqueIds" in path.read_text() for path in rescaled.commits] == [True, True]
-    assert [run_with(rescaled, None, batch) for batch in made[2:4]] == expected[2:4]
-    # The batch before the rescale of batch 0 is gone; a rescale that is not wanted changes nothing.
-    rollback(str(rescaled.checkpoint), 2, stopped=True)
-    assert run_with(rescaled, "5") == expected[3]
-    verify(str(rescaled.checkpoint))
+    made = events.batches(10)[::2]
+    expected = run_with(stays, None, *made)
+    outputs = run_with(rescaled, "3", *made[:2]) + run_with(rescaled, "5", made[2])
+    outputs += run_with(rescaled, None, made[3]) + run_with(rescaled, "2", made[4])
+    assert outputs == expected
+    assert ["stateUniqueIds" in path.read_text() for path in rescaled.commits] == [False, *[True] * 4]
+    # A batch before the rescale, which has no ids, has the partitions and the rows that it had.
+    url = str(rescaled.checkpoint)
+    for batch, number in enumerate((3, 5, 5, 2, 2)):
+        assert verify(url, batch=batch).ok, batch
+        assert QueryCheckpoint(url).operators(batch)[0].partitions == number
+        rows = [
+            spark_statestore.read_state(str(query.checkpoint), batch=batch) for query in (rescaled, stays)
+        ]
+        assert len({table.num_rows for table in rows}) == 1, batch
+    with pytest.raises(OptionError, match="has 3 partitions at batch 0 and 5 at batch 1"):
+        spark_statestore.diff_state(url, 0, 1, partition=0)
+    rollback(url, 0, stopped=True)
+    assert run_with(rescaled, None) == expected[1:]
 
 
 @pytest.mark.spark
@@ -230,10 +237,10 @@ def test_refused_rescale_fails_before_the_first_task_and_changes_no_state(spark:
     query = make(spark, tmp_path / "loose", counts, "update", **{loose: "false"})
     first, second = events.batches(2)
     outputs = run_with(query, None, first)
-    before = sorted(path for path in query.checkpoint.glob("state/**/*"))
+    before = sorted(query.checkpoint.glob("state/*/*/**/*"))
     with pytest.raises(StreamingQueryException, match="useStrictDistribution=false"):
         run_with(query, "5", second)
-    assert sorted(path for path in query.checkpoint.glob("state/**/*")) == before
+    assert sorted(query.checkpoint.glob("state/*/*/**/*")) == before
     assert outputs
     assert run_with(query, None)
     for wrong in ("0", "-3", "32769", "many"):
@@ -248,7 +255,3 @@ def test_number_is_that_of_the_querys_name(spark: Any, tmp_path: Path) -> None:
     for text, number in (("4", 4), ("orders=5,clicks=6", 5), ("3,clicks=6", 3), ("clicks=6", 3)):
         run_with(query, text, events.batches(1)[0])
         assert counts_of_partitions(query) == {number}, text
-
-
-def test_largest_number_is_the_options(spark: Any) -> None:
-    assert in_place.MOST_PARTITIONS == 32_768

@@ -20,8 +20,12 @@ MODULES = {
     ".".join((PACKAGE.name, *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
     for path in PACKAGE.rglob("*.py")
 }
-# Entry points on executors: the backend process, and operator state in workers of a Python data source.
-ROOTS = ("spark_statestore.backend.__main__", "spark_statestore.operator_state")
+# Entry points: the backend process, operator state in workers of a Python data source, and rescales.
+ROOTS = (
+    "spark_statestore.backend.__main__",
+    "spark_statestore.operator_state",
+    "spark_statestore.savepoints.__main__",
+)
 
 
 def imports(module: str) -> Iterator[str]:

@@ -31,7 +31,6 @@ from spark_statestore.query.journal import find_journal
 from spark_statestore.query.running import ActivityCheck
 from spark_statestore.query.savepoint import KINDS as KINDS_OF_SAVEPOINTS
 from spark_statestore.query.store_snapshot import StoreSnapshot
-from spark_statestore.rescaling import rescale_in_place
 from spark_statestore.savepoints.api import (
     Kind,
     clone,
@@ -43,6 +42,7 @@ from spark_statestore.savepoints.api import (
     savepoint,
 )
 from spark_statestore.savepoints.create import held_if_possible
+from spark_statestore.savepoints.rescale_in_place import rescale_in_place
 from spark_statestore.savepoints.restore import copy_held
 from spark_statestore.savepoints.savepoint_holds import list_holds
 from spark_statestore.store.holds import is_temporary_hold

@@ -1,6 +1,7 @@
 package org.apache.spark.sql.statestore.backend
 
 import java.io.FileNotFoundException
+import java.util.UUID
 
 import com.fasterxml.jackson.databind.{JsonNode, ObjectMapper}
 import com.fasterxml.jackson.databind.node.ObjectNode
@@ -86,10 +87,12 @@ private[statestore] final class FileClient(val backend: Backend, options: Backen
    * Has the backend give a query that starts the state partitions of its session. Returns after a second or so with how far it
    * is; to be called until it is complete.
    *
+   * @param run         of the query that starts; a rescale of another run is ended
    * @param canHaveIds  true if the query can go on in checkpoint format v2
    */
-  def settlePartitions(checkpoint: Path, query: Option[String], canHaveIds: Boolean): JsonNode = {
+  def settlePartitions(checkpoint: Path, query: Option[String], run: UUID, canHaveIds: Boolean): JsonNode = {
     val request = newRequest("settlePartitions", checkpoint).put("canHaveIds", canHaveIds)
+      .put("start", run.toString.replace("-", ""))
     query.foreach(request.put("query", _))
     ask(request)
   }

@@ -39,7 +39,7 @@ private[statestore] object CheckpointFormat {
 
   /** True if a query goes on whose checkpoint is taken to v2 before its first batch. */
   def canBeV2(query: StreamExecution): Boolean =
-    isSettable && Since41.ownSession(query).isDefined || query.sparkSession.conf.getOption(Key).contains("2")
+    isDefaultV2 || query.sparkSession.conf.getOption(Key).contains("2")
 
   /**
    * Checks that a query has the format of its checkpoint. The storage is asked once for a run, and not if `settle` has.

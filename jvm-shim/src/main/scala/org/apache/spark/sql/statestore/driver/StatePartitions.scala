@@ -1,6 +1,9 @@
 package org.apache.spark.sql.statestore.driver
 
 import java.util.{Collections, WeakHashMap}
+import java.util.concurrent.ConcurrentHashMap
+
+import scala.util.control.NonFatal
 
 import org.apache.hadoop.fs.Path
 
@@ -8,7 +11,7 @@ import org.apache.spark.internal.Logging
 import org.apache.spark.sql.SparkSession
 import org.apache.spark.sql.execution.SparkPlan
 import org.apache.spark.sql.internal.SQLConf
-import org.apache.spark.sql.statestore.{BackendCheckpointFileManager, BackendException, InvalidOptionException,
+import org.apache.spark.sql.statestore.{BackendCheckpointFileManager, InvalidOptionException,
   StateStoreExtensions}
 import org.apache.spark.sql.statestore.compat.Since41
 import org.apache.spark.sql.statestore.compat.Since41.StreamExecution
@@ -23,21 +26,26 @@ import org.apache.spark.sql.statestore.provider.BackendOptions
  * to be done.
  */
 private[statestore] object StatePartitions extends Logging {
-  private val failures = Collections.synchronizedMap(new WeakHashMap[StreamExecution, BackendException])
+  private val failures = Collections.synchronizedMap(new WeakHashMap[StreamExecution, Throwable])
+  // Locations whose rescale has begun, and was not seen to end: it may go on for some seconds.
+  private val unfinished = ConcurrentHashMap.newKeySet[String]
 
   /** Rescales a query that has not read its logs yet, if its session wants it. */
   def settle(query: StreamExecution): Unit = {
     val session = Since41.ownSession(query).getOrElse(query.sparkSession)
     val logs = new QueryLogs(query)
     val hasOption = BackendOptions.parse(session.conf.getAll).hasPartitions
-    if (isOurs(logs, session) && (hasOption || logs.hasJournal || logs.haveOtherPartitions)) {
+    val mayGoOn = unfinished.contains(query.resolvedCheckpointRoot)
+    if (isOurs(logs, session) && (hasOption || mayGoOn || logs.hasJournal || logs.haveOtherPartitions)) {
       try {
+        unfinished.add(query.resolvedCheckpointRoot)
         rescale(query).filter(_ => logs.isNew).foreach { count =>
           Since41.ownSession(query).foreach(_.conf.set(SQLConf.SHUFFLE_PARTITIONS.key, count.toString))
         }
+        unfinished.remove(query.resolvedCheckpointRoot)
       } catch {
         // A listener's exception is only logged.
-        case e: BackendException => failures.put(query, e)
+        case NonFatal(e) => failures.put(query, e)
       }
     }
   }
@@ -69,7 +77,7 @@ private[statestore] object StatePartitions extends Logging {
   private def rescale(query: StreamExecution): Option[Int] = {
     val files = BackendCheckpointFileManager.clientOf(query.sparkSession.sessionState.newHadoopConf())
     val checkpoint = new Path(query.resolvedCheckpointRoot)
-    def ask() = files.settlePartitions(checkpoint, Option(query.name), CheckpointFormat.canBeV2(query))
+    def ask() = files.settlePartitions(checkpoint, Option(query.name), query.runId, CheckpointFormat.canBeV2(query))
     var answer = ask()
     while (!answer.path("isComplete").asBoolean) {
       logInfo(s"the state of the query at $checkpoint is rescaled before its first batch: ${answer.path("done").asInt} of " +

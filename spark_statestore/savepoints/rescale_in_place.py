@@ -5,12 +5,18 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Callable, Iterator
-from typing import Final
 
-from spark_statestore.errors import ForeignCheckpointError, OptionError, QueryRunningError, StateLostError
+from spark_statestore.errors import (
+    ForeignCheckpointError,
+    IllegalStateError,
+    OptionError,
+    QueryRunningError,
+    StateLostError,
+)
+from spark_statestore.files.failures import failing_to
 from spark_statestore.options import MOST_PARTITIONS, PROVIDER_CLASS, PROVIDER_KEY, StorageOptions
 from spark_statestore.query import QueryCheckpoint, StatefulOperator
-from spark_statestore.query.journal import change_files, complete_change
+from spark_statestore.query.journal import Change, complete_change
 from spark_statestore.query.logs import SHUFFLE_PARTITIONS, CommitEntry
 from spark_statestore.query.parallel import Progress, parallel_iter
 from spark_statestore.query.query_checkpoint import COMMITS, METADATA, OFFSETS, STATE
@@ -21,9 +27,6 @@ from spark_statestore.rescaling.redistribute import keeps_one_partition, rescale
 from spark_statestore.storage import CheckpointName
 from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import StoreId
-
-KEPT: Final = "rescale"
-"""Directory in ``rolled-back/<time>/`` of Spark's files before a rescale in place."""
 
 
 def rescale_in_place(
@@ -37,7 +40,7 @@ def rescale_in_place(
     """Give a stopped query another number of state partitions, at its newest committed batch.
 
     The stores get attempts of their own at that batch, in as many partitions; then the entries of Spark's
-    logs and the metadata of the operators change at once, see `change_files`. A batch that is planned and not
+    logs and the metadata of the operators change at once, see `Change`. A batch that is planned and not
     committed stays planned, with the same input. Earlier batches keep their partitions.
 
     Parameters
@@ -118,46 +121,75 @@ class _Rescale:
 
     def run(self, planned: list[int]) -> None:
         """Write the stores, then Spark's files; nothing, if all have the number."""
-        checkpoint = self._checkpoint
         if self._batch is not None and not self._operators:
             # The query has no state.
             return
+        change = Change(self._checkpoint, planned[-1] + 1)
+        # Entries of earlier batches go with the state of their batches.
+        later = [number for number in planned if self._batch is None or number >= self._batch]
+        for name in (*(f"{OFFSETS}/{number}" for number in later), *self._commit_names()):
+            change.watch(name)
         try:
-            files: dict[str, bytes] = {}
-            if self._batch is not None and (commit := self._commit(self._batch)) is not None:
-                files[f"{COMMITS}/{self._batch}"] = commit.encode()
-            for number in planned:
-                # Those of earlier batches go with the state of their batches.
-                entry = checkpoint.offsets(number) if self._batch is None or number >= self._batch else None
-                if entry is not None and entry.shuffle_partitions != self._partitions:
-                    entry = entry.with_conf(SHUFFLE_PARTITIONS, str(self._partitions))
-                    files[f"{OFFSETS}/{number}"] = entry.encode()
-            files |= self._metadata()
-            if not files:
+            self._prepare(change, later)
+            if change.is_empty:
                 return
-            if added := self._activity.added():
-                raise QueryRunningError(
-                    f"the query of {checkpoint.url} runs: it has written {', '.join(added)} meanwhile. Stop "
-                    "it, then try again; nothing was changed."
-                )
-            journal = change_files(checkpoint, files, KEPT)
+            self._require_stopped()
+            change.make()
         except BaseException:
-            if not self._is_named():
-                for versions, name in self._written:
-                    discard_store(versions, name)
+            if not self._is_named(change):
+                for versions, attempt in self._written:
+                    discard_store(versions, attempt)
             raise
-        if added := self._activity.added([f"{OFFSETS}/{journal}"]):
+        if not self._are_there():
+            change.undo()
+            raise IllegalStateError(
+                f"another process has removed state of {self._checkpoint.url} that was just written: a "
+                "collection ('spark-statestore gc') or an erasure. Let it end, then try again; the query has "
+                "its state of before."
+            )
+        if added := self._activity.added():
             raise QueryRunningError(
-                f"the query of {checkpoint.url} runs: it has written {', '.join(added)} while its state was "
-                f"given {self._partitions} partitions. Stop it, then run 'spark-statestore rescale "
-                f"{checkpoint.url} {self._partitions} --in-place' once more, which takes the state of its "
-                "newest batch."
+                f"the query of {self._checkpoint.url} runs: it has written {', '.join(added)} while its "
+                f"state was given {self._partitions} partitions. Stop it, then run 'spark-statestore rescale "
+                f"{self._checkpoint.url} {self._partitions} --in-place' once more, which takes the state of "
+                "its newest batch."
             )
 
-    def _is_named(self) -> bool:
+    def _commit_names(self) -> list[str]:
+        return [] if self._batch is None else [f"{COMMITS}/{self._batch}"]
+
+    def _prepare(self, change: Change, later: list[int]) -> None:
+        if self._batch is not None and (commit := self._commit(self._batch)) is not None:
+            change.replace(f"{COMMITS}/{self._batch}", commit.encode())
+        for number in later:
+            entry = self._checkpoint.offsets(number)
+            if entry.shuffle_partitions != self._partitions:
+                entry = entry.with_conf(SHUFFLE_PARTITIONS, str(self._partitions))
+                change.replace(f"{OFFSETS}/{number}", entry.encode())
+        for name, data in self._metadata().items():
+            change.replace(name, data)
+
+    def _are_there(self) -> bool:
+        """Return False if a collection that went on meanwhile has removed an attempt that was written."""
+
+        def is_there(written: tuple[StoreDirectory, CheckpointName]) -> bool:
+            versions, name = written
+            with failing_to("look for", versions.files, versions.metadata_path(name)):
+                return versions.files.exists(versions.metadata_path(name))
+
+        return all(parallel_iter(is_there, self._written, self._checkpoint.files))
+
+    def _require_stopped(self) -> None:
+        if added := self._activity.added():
+            raise QueryRunningError(
+                f"the query of {self._checkpoint.url} runs: it has written {', '.join(added)} meanwhile. "
+                "Stop it, then try again; nothing was changed."
+            )
+
+    def _is_named(self, change: Change) -> bool:
         """Return True unless it is certain that no file names the attempts that were written."""
         try:
-            return complete_change(self._checkpoint) or any(
+            return change.complete_own() or any(
                 name.id is not None and name.id in self._checkpoint.read(COMMITS, str(self._batch)).decode()
                 for _, name in self._written[:1]
             )
@@ -235,7 +267,7 @@ class _Rescale:
     def _metadata(self) -> dict[str, bytes]:
         """Return the operators' metadata with the number of partitions, by path in the checkpoint."""
         files = {}
-        for path, operator in self._operators:
+        for path, operator in self._checkpoint.operator_files(self._batch, as_written=True):
             if operator.partitions == self._partitions:
                 continue
             directory, _, file = path[len(self._checkpoint.root) + 1 :].rpartition("/")

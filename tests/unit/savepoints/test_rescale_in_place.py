@@ -19,8 +19,12 @@ from spark_statestore.errors import (
     QueryRunningError,
 )
 from spark_statestore.options import PROVIDER_KEY, StorageOptions
-from spark_statestore.query import journal
-from spark_statestore.rescaling import in_place, settle_partitions
+from spark_statestore.query import QueryCheckpoint, journal
+from spark_statestore.query.gc import gc
+from spark_statestore.query.rollback import rollback
+from spark_statestore.query.verify import verify
+from spark_statestore.savepoints import rescale_in_place as in_place
+from spark_statestore.savepoints.rescale_in_place import settle_partitions
 from tests.unit.savepoints.written_query import SMALL, WrittenQuery, content, row_key
 
 Files = dict[str, bytes]
@@ -63,7 +67,7 @@ def test_failed_rescale_leaves_no_file(query: WrittenQuery, monkeypatch: pytest.
     def fail(*arguments: Any) -> None:
         raise RuntimeError("no journal")
 
-    monkeypatch.setattr(in_place, "change_files", fail)
+    monkeypatch.setattr(in_place.Change, "make", fail)
     with pytest.raises(RuntimeError, match="no journal"):
         in_its_place(query)
     assert files_of(query) == before
@@ -193,6 +197,96 @@ def test_arguments_that_contradict_each_other_are_refused(query: WrittenQuery, t
         with pytest.raises(OptionError, match="needs a new location, or in_place=True"):
             rescale(query.url, new, 3, stopped=True, **arguments)
     assert files_of(query) == before
+
+
+def test_batches_of_format_1_before_a_rescale_keep_their_partitions(tmp_path: Path) -> None:
+    query = of_format_1(tmp_path / "checkpoint")
+    rows = [content(query.checkpoint, batch) for batch in range(2)]
+    for count in (5, 1):
+        in_its_place(query, count, checkpoint_format=2)
+        assert content(query.checkpoint, 0) == rows[0]
+        assert verify(query.url, batch=0).ok
+        assert united(query) == {key: value for store in rows[1].values() for key, value in store.items()}
+    rollback(query.url, 0, stopped=True)
+    assert content(query.checkpoint) == rows[0]
+    assert query.checkpoint.operators()[0].partitions == 2
+
+
+def test_late_process_leaves_the_entry_of_a_query_that_has_gone_on(
+    query: WrittenQuery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete = journal._complete
+
+    def late(checkpoint: QueryCheckpoint, made: journal.Journal) -> None:
+        # Another process completes the change, and the query plans its next batch.
+        complete(checkpoint, made)
+        query.write("offsets/2", checkpoint.offsets(1).encode())
+        complete(checkpoint, made)
+
+    monkeypatch.setattr(journal, "_complete", late)
+    with pytest.raises(IllegalStateError, match="next start, was faster"):
+        in_its_place(query)
+    assert query.checkpoint.logged("offsets") == {0, 1, 2}
+    assert len(content(query.checkpoint)) == 3
+
+
+Meanwhile = Callable[[WrittenQuery], object]
+
+
+def roll_back(query: WrittenQuery) -> None:
+    rollback(query.url, 0, stopped=True)
+
+
+def rescale_too(query: WrittenQuery) -> None:
+    in_its_place(query, 4)
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "message"),
+    [
+        (roll_back, "another process changes it, which has just written (offsets|commits)/1"),
+        (rescale_too, "another process changes it, which has just written (offsets|commits)/1"),
+    ],
+)
+def test_other_operation_during_a_rescale_makes_it_fail(
+    query: WrittenQuery, monkeypatch: pytest.MonkeyPatch, meanwhile: Meanwhile, message: str
+) -> None:
+    make = journal.Change.make
+
+    def late(change: journal.Change) -> None:
+        monkeypatch.setattr(journal.Change, "make", make)
+        meanwhile(query)
+        make(change)
+
+    monkeypatch.setattr(journal.Change, "make", late)
+    with pytest.raises(QueryRunningError, match=message):
+        in_its_place(query)
+    checkpoint = query.checkpoint
+    newest = checkpoint.newest_batch()
+    assert max(checkpoint.logged("offsets")) == newest
+    ids = checkpoint.commit(newest).state_ids or {}
+    assert {len(partitions) for partitions in ids.values()} == {checkpoint.offsets(newest).shuffle_partitions}
+    assert content(checkpoint)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("count", [1, 3])
+def test_rescale_whose_state_is_removed_meanwhile_is_undone(
+    query: WrittenQuery, monkeypatch: pytest.MonkeyPatch, stopped: bool, count: int
+) -> None:
+    before = content(query.checkpoint)
+    make = journal.Change.make
+
+    def late(change: journal.Change) -> None:
+        monkeypatch.setattr(journal.Change, "make", make)
+        gc(query.url, stopped=stopped, older_than=-10)
+        make(change)
+
+    monkeypatch.setattr(journal.Change, "make", late)
+    with pytest.raises(IllegalStateError, match="the query has its state of before"):
+        in_its_place(query, count)
+    assert content(query.checkpoint) == before
+    assert query.checkpoint.operators()[0].partitions == query.checkpoint.offsets(1).shuffle_partitions == 2
 
 
 def test_damaged_journal_is_refused(query: WrittenQuery) -> None:

@@ -1,4 +1,4 @@
-"""``python -m spark_statestore.rescaling`` settles the partitions of a query that is about to start.
+"""``python -m spark_statestore.savepoints`` settles the partitions of a query that is about to start.
 
 The backend runs it as a process of its own: it needs numpy, which the backend does without, and its memory
 is free afterwards. Standard input has the request as one line of JSON, and ends with the backend. Standard
@@ -31,7 +31,7 @@ def main() -> None:
     request = json.loads(sys.stdin.readline())
     threading.Thread(target=_follow_parent, daemon=True).start()
     try:
-        from spark_statestore.rescaling import settle_partitions
+        from spark_statestore.savepoints.rescale_in_place import settle_partitions
 
         number = settle_partitions(
             request["path"],
