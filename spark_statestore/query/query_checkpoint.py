@@ -289,9 +289,16 @@ class QueryCheckpoint:
                 ) from error
             operator = StatefulOperator.decode(data, self.files.url(path))
             if path.rpartition("/")[2] == METADATA and count not in (None, operator.partitions):
-                newest = self._shuffle_partitions(max(self.logged(OFFSETS)))
-                operator = operator.with_partitions(count) if newest == operator.partitions else operator
+                is_described = operator.partitions == self.newest_partitions()
+                operator = operator.with_partitions(count) if is_described else operator
             yield path, operator
+
+    def newest_partitions(self) -> int | None:
+        """Return the number of partitions in the newest entry of the offset log that can be read."""
+        for batch in sorted(self.logged(OFFSETS), reverse=True):
+            with contextlib.suppress(CorruptCheckpointError):
+                return self._shuffle_partitions(batch)
+        return None
 
     def _shuffle_partitions(self, batch: int) -> int | None:
         path = self.path(OFFSETS, str(batch))

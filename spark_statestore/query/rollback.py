@@ -137,7 +137,6 @@ class _Plan:
         checkpoint = self._checkpoint
         names = self.moved
         if not names:
-            _describe_partitions(checkpoint, self._batch)
             return
         directory = new_rolled_back_directory(checkpoint)
         time = directory.rpartition("/")[2]
@@ -151,7 +150,8 @@ class _Plan:
             _record_created(checkpoint, time, created[1:])
         self._require_unchanged(activity, created)
         # Before the logs, so that no reader takes the batch for one of other partitions.
-        _describe_partitions(checkpoint, self._batch)
+        partitions = checkpoint.offsets(self._batch).shuffle_partitions
+        _describe_partitions(checkpoint, checkpoint.newest_partitions(), partitions)
         # After every step Spark can start from the checkpoint, at a batch in between: each batch's commit log
         # entry goes first, its offset log entry last. Surplus entries in a file source's log are harmless.
         self._remove(self._logs)
@@ -294,6 +294,7 @@ def undo_rollback(checkpoint: QueryCheckpoint, time: str) -> list[str]:
     files, start = checkpoint.files, join(checkpoint.path(ROLLED_BACK), time)
     names = _below(checkpoint, start)
     done = []
+    described = checkpoint.newest_partitions()
     for name in sorted(names, key=_rank):
         path = checkpoint.path(name)
         if name == _CREATED:
@@ -309,17 +310,17 @@ def undo_rollback(checkpoint: QueryCheckpoint, time: str) -> list[str]:
             with failing_to("delete", files, path):
                 if name not in names and files.exists(path):
                     files.delete(path)
-    if committed := checkpoint.batches():
-        _describe_partitions(checkpoint, committed[-1])
+    _describe_partitions(checkpoint, described, checkpoint.newest_partitions())
     return done
 
 
-def _describe_partitions(checkpoint: QueryCheckpoint, batch: int) -> None:
-    """Give version 1 of the operators' metadata, which has no history, the partitions of a batch."""
-    number = checkpoint.offsets(batch).shuffle_partitions
-    for path, operator in checkpoint.operator_files(batch, as_written=True):
+def _describe_partitions(checkpoint: QueryCheckpoint, described: int | None, number: int | None) -> None:
+    """Replace a number of partitions in version 1 of the operators' metadata, which has no history."""
+    if described == number or number is None:
+        return
+    for path, operator in checkpoint.operator_files(as_written=True):
         name = path[len(checkpoint.root) + 1 :]
-        if number in (None, operator.partitions) or name.rpartition("/")[2] != METADATA:
+        if operator.partitions != described or name.rpartition("/")[2] != METADATA:
             continue
         for beside in with_checksum(checkpoint, name)[:-1]:
             with failing_to("delete", checkpoint.files, checkpoint.path(beside)):

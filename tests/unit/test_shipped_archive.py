@@ -128,7 +128,7 @@ for name in spark_statestore.__all__:
         assert "on the driver" in str(error)
         print(name)
 """
-    assert "read_state" in run(archive, program).split()
+    assert "write_state" in run(archive, program).split()
     assert "configure" not in run(archive, program).split()
 
 
