@@ -52,6 +52,7 @@ def test_query_has_the_number_of_the_request(backend: Backend, query: WrittenQue
     assert len(content(query.checkpoint)) == 3
 
 
+@pytest.mark.slow
 def test_another_start_does_not_get_the_result_of_the_first(backend: Backend, query: WrittenQuery) -> None:
     rows = {key: value for store in query.rows.values() for key, value in store.items()}
     with backend.client() as client:
