@@ -27,8 +27,8 @@ private[statestore] object CheckpointFormat {
   private val verified = Collections.synchronizedMap(new WeakHashMap[StreamExecution, java.lang.Boolean])
 
   /** Sets the format in the settings of a query that has not read them yet. */
-  def settle(query: StreamExecution): Unit = Since41.ownSession(query).filter(_ => isSettable).map(_.conf).foreach { conf =>
-    val logs = new QueryLogs(query)
+  def settle(query: StreamExecution, logs: QueryLogs): Unit = Since41.ownSession(query).filter(_ => isSettable).foreach { session =>
+    val conf = session.conf
     if (logs.provider.orElse(conf.getOption(ProviderKey)).exists(StateStoreExtensions.isOurs)) {
       val ofNew = if (isDefaultV2 && !conf.getAll.contains(Key)) Some(2) else None
       logs.format.orElse(ofNew).foreach(version => conf.set(Key, version.toString))

@@ -22,8 +22,7 @@ private[statestore] object QueryStarts {
       val query = session.sharedState.activeStreamingQueries.get(event.id)
       if (query != null && query.runId == event.runId) {
         RealTimeSessions.settle(query)
-        StatePartitions.settle(query)
-        CheckpointFormat.settle(query)
+        CheckpointFormat.settle(query, StatePartitions.settle(query))
       }
     }
 

@@ -30,8 +30,8 @@ private[statestore] object StatePartitions extends Logging {
   // Locations whose rescale has begun, and was not seen to end: it may go on for some seconds.
   private val unfinished = ConcurrentHashMap.newKeySet[String]
 
-  /** Rescales a query that has not read its logs yet, if its session wants it. */
-  def settle(query: StreamExecution): Unit = {
+  /** Rescales a query that has not read its logs yet, if its session wants it; returns its logs. */
+  def settle(query: StreamExecution): QueryLogs = {
     val session = Since41.ownSession(query).getOrElse(query.sparkSession)
     val logs = new QueryLogs(query)
     val hasOption = BackendOptions.parse(session.conf.getAll).hasPartitions
@@ -47,6 +47,9 @@ private[statestore] object StatePartitions extends Logging {
         // A listener's exception is only logged.
         case NonFatal(e) => failures.put(query, e)
       }
+      new QueryLogs(query)
+    } else {
+      logs
     }
   }
 
