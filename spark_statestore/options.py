@@ -262,7 +262,7 @@ OPTIONS: tuple[Option, ...] = (
         "the number of the query's first batch",
         "number of state partitions of the queries that the session starts, from 1 to 32768; or numbers by "
         "name of the query, as in `orders=64,clicks=16`. A query that has another number is "
-        "[rescaled](docs/rescaling.md) before its first batch, which needs checkpoint format v2",
+        "rescaled before its first batch, which needs checkpoint format v2",
         refused=(
             (
                 rf"(?s)(?!{_PARTITIONS}$).*",
