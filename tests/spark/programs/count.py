@@ -37,7 +37,7 @@ def use_operator_state(location):
             store.get_list_state(ListStateDescriptor("numbers", pa.int64())).add(batch)
             numbers = list(store.get_list_state(ListStateDescriptor("numbers", pa.int64())).get())
     try:
-        refused = str(spark_statestore.read_state)
+        refused = str(spark_statestore.write_state)
     except ModuleNotFoundError as error:
         refused = str(error)
     worker = sys.modules["__main__"].__spec__.name, "PYTHON_UNIX_DOMAIN_ENABLED" in os.environ
