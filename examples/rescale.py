@@ -41,7 +41,7 @@ def run(spark: SparkSession, work: Path) -> None:
 def main(work: Path) -> None:
     (work / "input").mkdir()
     builder = SparkSession.builder.master("local[2]").config("spark.sql.shuffle.partitions", "4")
-    # Of itself with Spark 4.3.
+    # The default since Spark 4.3.
     builder = builder.config("spark.sql.streaming.stateStore.checkpointFormatVersion", "2")
     spark = spark_statestore.configure(builder).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")

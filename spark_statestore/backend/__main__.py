@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
-import signal
 import sys
-import threading
 
+from spark_statestore.child_process import answer_on_standard_output, end_with_parent, ignore_interrupts
 from spark_statestore.temporary import keep_while_alive, remove
 
 
@@ -21,16 +19,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m spark_statestore.backend")
     parser.add_argument("--listen", required=True, help="path of the Unix domain socket to create")
     arguments = parser.parse_args()
-    # The JVM reads one line of standard output: whatever libraries print there must go to standard error.
-    answer = open(os.dup(1), "w", encoding="utf-8")  # noqa: SIM115 - open as long as the process
-    os.dup2(2, 1)
-
-    def report(node: dict[str, object]) -> None:
-        answer.write(json.dumps(node) + "\n")
-        answer.flush()
-
-    # Ctrl-C in a terminal reaches the whole process group but is meant for the driver.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The JVM reads one line.
+    report = answer_on_standard_output()
+    ignore_interrupts()
     keep_while_alive(os.path.dirname(arguments.listen))
     try:
         _import_pyarrow()
@@ -38,7 +29,7 @@ def main() -> None:
     except ImportError as error:
         report({"error": _missing(error)})
         sys.exit(1)
-    threading.Thread(target=_follow_parent, args=(arguments.listen,), daemon=True).start()
+    end_with_parent(lambda: _remove(arguments.listen))
     run(arguments.listen, report)
 
 
@@ -62,15 +53,11 @@ def _missing(error: ImportError) -> str:
     )
 
 
-def _follow_parent(listen: str) -> None:
-    # A blocking read of a pipe returns 0 exactly when the last writer, the JVM, has ended.
-    while os.read(0, 4096):
-        pass
+def _remove(listen: str) -> None:
     # A killed JVM cannot remove the socket and its directory.
     with contextlib.suppress(OSError):
         os.unlink(listen)
     remove(os.path.dirname(listen))
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ class PartitionJobs:
                 job = None
             if job is None:
                 job = self._jobs[path] = _Job(request)
-        job.is_wanted()
+        job.heartbeat()
         if job.ended.wait(_ANSWER_SECONDS):
             with self._lock:
                 if self._jobs.get(path) is job:
@@ -59,7 +59,7 @@ class _Job:
         self.start: str = request["start"]
         """Id of the start of the query that waits for it."""
         self.ended = threading.Event()
-        self._wanted = time.monotonic()
+        self._asked = time.monotonic()
         self._latest: dict[str, Any] = {}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "spark_statestore.savepoints"],
@@ -72,9 +72,9 @@ class _Job:
             target=self._follow, args=(json.dumps(request),), name="partitions", daemon=True
         ).start()
 
-    def is_wanted(self) -> None:
-        """Note that its client waits."""
-        self._wanted = time.monotonic()
+    def heartbeat(self) -> None:
+        """Record that its client waits."""
+        self._asked = time.monotonic()
 
     def stop(self) -> None:
         """End it, and wait until it has."""
@@ -90,7 +90,7 @@ class _Job:
             if "partitions" not in latest:
                 raise errors.BackendError(
                     f"the process that gives the query its partitions has ended with {self._process.poll()} "
-                    "before it was done; the log of the driver has its last words. Start the query again, "
+                    "before it was done; the log of the driver has its error. Start the query again, "
                     "which completes what was begun."
                 )
         return {"done": 0, "total": 0, **latest, "isComplete": self.ended.is_set()}
@@ -110,7 +110,7 @@ class _Job:
 
     def _watch(self) -> None:
         while not self.ended.wait(_ANSWER_SECONDS):
-            if time.monotonic() - self._wanted > _UNWANTED_SECONDS:
+            if time.monotonic() - self._asked > _UNWANTED_SECONDS:
                 self._process.kill()
 
 

@@ -27,7 +27,8 @@ from spark_statestore.files import join, open_file_system
 from spark_statestore.options import PROVIDER_KEY
 from spark_statestore.query.running import ActivityCheck
 from spark_statestore.savepoints.copy import CheckpointCopy
-from spark_statestore.savepoints.restore import SCRATCH, new_location, require_empty, require_format
+from spark_statestore.savepoints.new_location import SCRATCH, new_location, require_empty
+from spark_statestore.savepoints.restore import require_format
 from spark_statestore.storage import (
     CheckpointStorageLocationReference,
     decode_path_from_reference,

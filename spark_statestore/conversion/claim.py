@@ -13,7 +13,7 @@ from spark_statestore.files import FileSystem, join, open_file_system
 from spark_statestore.files.failures import failing_to
 from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query.query_checkpoint import METADATA
-from spark_statestore.savepoints.restore import IN_PROGRESS, is_reserved, remove_location
+from spark_statestore.savepoints.new_location import IN_PROGRESS, is_reserved, remove_location
 
 _BY: Final = "conversion"
 _UNKNOWN: Final = "unknown"

@@ -210,7 +210,7 @@ def _lists(source: Source, operator: StatefulOperator) -> list[str]:
         return [f"{side}-{name}" for side in ("left", "right") for name in _LISTS_OF_JOINS]
     kinds: dict[str, str] = {}
     # A variable that the query no longer has may still have rows.
-    for description in source.checkpoint.operator_history(operator.id, source.batch):
+    for _, description in source.checkpoint.operator_runs(operator.id, range(source.batch + 1)):
         kinds |= variable_kinds(description)
     return [name for name, kind in kinds.items() if kind == _LIST]
 

@@ -23,7 +23,7 @@ from spark_statestore.errors import (
 from spark_statestore.files import join, parent_of
 from spark_statestore.files.failures import failing_to, read_file
 from spark_statestore.formats.metadata import parse_json
-from spark_statestore.query.layout import new_rolled_back_directory, with_checksum
+from spark_statestore.query.layout import new_rolled_back_directory, replace_file
 from spark_statestore.query.query_checkpoint import JOURNAL, OFFSETS, QueryCheckpoint
 
 KEPT: Final = "rescale"
@@ -124,7 +124,8 @@ class Change:
 
     def replace(self, name: str, data: bytes) -> None:
         """Write or replace a file; its present content may not change until `make`."""
-        self._before.setdefault(name, self._read(name))
+        if name not in self._before:
+            self.watch(name)
         self._files[name] = data
 
     @property
@@ -197,20 +198,11 @@ class Change:
 
 
 def _complete(checkpoint: QueryCheckpoint, journal: Journal) -> None:
-    storage = checkpoint.files
     for name, data in journal.files.items():
-        path = checkpoint.path(name)
         _require_current(checkpoint, journal)
-        # Hadoop's checksum is of the file as it was. Without one, Hadoop does not check.
-        for beside in with_checksum(checkpoint, name)[:-1]:
-            with failing_to("delete", storage, checkpoint.path(beside)):
-                storage.delete(checkpoint.path(beside))
-                storage.sync_directory(parent_of(path))
-        with failing_to("write", storage, path):
-            storage.make_directory(parent_of(path))
-            storage.replace(path, data)
+        replace_file(checkpoint, name, data)
     _require_current(checkpoint, journal)
-    path = checkpoint.path(OFFSETS, str(journal.entry))
+    storage, path = checkpoint.files, checkpoint.path(OFFSETS, str(journal.entry))
     with failing_to("delete", storage, path), contextlib.suppress(FileNotFoundError):
         storage.delete(path)
         storage.sync_directory(parent_of(path))

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from spark_statestore.errors import CheckpointNotFoundError
-from spark_statestore.files import FileStatus, open_file_system, split_url
+from spark_statestore.files import FileStatus, open_file_system, parent_of, split_url
 from spark_statestore.files.failures import failing_to
 from spark_statestore.operator_state.parts import StatePart, require_complete
 from spark_statestore.query import OffsetEntry, QueryCheckpoint
@@ -33,6 +33,21 @@ def with_checksum(checkpoint: QueryCheckpoint, name: str) -> list[str]:
             checkpoint.path(checksum)
         )
     return [checksum, name] if has_checksum else [name]
+
+
+def replace_file(checkpoint: QueryCheckpoint, name: str, data: bytes) -> None:
+    """Write or replace one of Spark's files; Hadoop's checksum of it is deleted before.
+
+    Without a checksum Hadoop does not check.
+    """
+    files, path = checkpoint.files, checkpoint.path(name)
+    for beside in with_checksum(checkpoint, name)[:-1]:
+        with failing_to("delete", files, checkpoint.path(beside)):
+            files.delete(checkpoint.path(beside))
+            files.sync_directory(parent_of(path))
+    with failing_to("write", files, path):
+        files.make_directory(parent_of(path))
+        files.replace(path, data)
 
 
 def entry_before(checkpoint: QueryCheckpoint, batch: int) -> OffsetEntry:

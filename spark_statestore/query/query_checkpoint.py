@@ -301,12 +301,10 @@ class QueryCheckpoint:
         return None
 
     def _shuffle_partitions(self, batch: int) -> int | None:
-        path = self.path(OFFSETS, str(batch))
-        try:
-            return OffsetEntry.decode(read_file(self.files, path), self.files.url(path)).shuffle_partitions
-        except FileNotFoundError:
-            # The batch is no longer retained.
-            return None
+        # The batch may be retained no longer.
+        with contextlib.suppress(CheckpointNotFoundError):
+            return self.offsets(batch).shuffle_partitions
+        return None
 
     def operator(self, number: int, batch: int | None = None) -> StatefulOperator:
         """Return one of the stateful operators."""
@@ -417,15 +415,17 @@ class QueryCheckpoint:
             f"{restore_from_backup(otherwise='use a later batch')}"
         )
 
-    def operator_history(self, operator: int, batch: int) -> Iterator[StatefulOperator]:
-        """Yield an operator as each run of the query described it up to a batch, oldest first."""
+    def operator_runs(self, operator: int, batches: range) -> Iterator[tuple[int, StatefulOperator]]:
+        """Yield an operator as each run of the query described it, with the run's first batch, oldest first.
+
+        The runs are those that begin with one of the batches. Version 1 of the metadata has no runs.
+        """
         directory = self.path(STATE, str(operator), "_metadata", "v2")
         with failing_to("list", self.files, directory):
             names = [status.path.rpartition("/")[2] for status in self.files.list_files(directory)]
-        for number in sorted(int(name) for name in names if name.isdigit()):
-            if number <= batch:
-                path = join(directory, str(number))
-                yield StatefulOperator.decode(read_file(self.files, path), self.files.url(path))
+        for number in sorted(int(name) for name in names if name.isdigit() and int(name) in batches):
+            path = join(directory, str(number))
+            yield number, StatefulOperator.decode(read_file(self.files, path), self.files.url(path))
 
     def _operator_file(self, operator: int, batch: int | None) -> str | None:
         directory = self.path(STATE, str(operator), "_metadata")

@@ -19,6 +19,7 @@ from spark_statestore.query.layout import (
     new_rolled_back_directory,
     newest_operator_state,
     operator_states,
+    replace_file,
     with_checksum,
 )
 from spark_statestore.query.operators import SCHEMAS
@@ -322,11 +323,7 @@ def _describe_partitions(checkpoint: QueryCheckpoint, described: int | None, num
         name = path[len(checkpoint.root) + 1 :]
         if operator.partitions != described or name.rpartition("/")[2] != METADATA:
             continue
-        for beside in with_checksum(checkpoint, name)[:-1]:
-            with failing_to("delete", checkpoint.files, checkpoint.path(beside)):
-                checkpoint.files.delete(checkpoint.path(beside))
-        with failing_to("write", checkpoint.files, path):
-            checkpoint.files.replace(path, operator.with_partitions(number).encode())
+        replace_file(checkpoint, name, operator.with_partitions(number).encode())
 
 
 def find_rollback(checkpoint: QueryCheckpoint, gaps: Mapping[str, Sequence[int]]) -> str | None:

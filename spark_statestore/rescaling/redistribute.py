@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import pyarrow as pa
 
 from spark_statestore.errors import RescaleError
+from spark_statestore.files import FileSystem
 from spark_statestore.query import QueryCheckpoint, StatefulOperator, StoreVersion
 from spark_statestore.query.parallel import parallel_iter
 from spark_statestore.query.store_snapshot import StoreSnapshot, read_store
@@ -22,6 +24,8 @@ from spark_statestore.store.metadata import ColumnFamily, StoreId
 
 if TYPE_CHECKING:
     from spark_statestore.rescaling.murmur3 import Hashes
+
+Result = TypeVar("Result")
 
 STRICT_DISTRIBUTION: Final = "spark.sql.streaming.statefulOperator.useStrictDistribution"
 
@@ -47,6 +51,17 @@ def rescaled(
             yield first
         else:
             yield from _redistribute(checkpoint, operator, name, versions, partitions)
+
+
+def write_rescaled(
+    write: Callable[[StoreSnapshot], Result], contents: Iterable[StoreSnapshot], *storages: FileSystem
+) -> Iterator[Result]:
+    """Call a function for each store that `rescaled` yields, and yield the results in order.
+
+    Redistribution of one store overlaps with the writes of its previous partitions.
+    """
+    for _, group in itertools.groupby(contents, lambda content: content.store.name):
+        yield from parallel_iter(write, group, *storages)
 
 
 def rescaled_count(

@@ -8,28 +8,18 @@ output has lines of JSON: how far it is, then the result or the error.
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
-import threading
-from typing import Any
 
+from spark_statestore.child_process import answer_on_standard_output, end_with_parent, ignore_interrupts
 from spark_statestore.options import StorageOptions
 
 
 def main() -> None:
     """Serve one request."""
-    answers = open(os.dup(1), "w", encoding="utf-8")  # noqa: SIM115 - open as long as the process
-    # What libraries print there goes to standard error.
-    os.dup2(2, 1)
-
-    def answer(node: dict[str, Any]) -> None:
-        answers.write(json.dumps(node) + "\n")
-        answers.flush()
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answer = answer_on_standard_output()
+    ignore_interrupts()
     request = json.loads(sys.stdin.readline())
-    threading.Thread(target=_follow_parent, daemon=True).start()
+    end_with_parent()
     try:
         from spark_statestore.savepoints.rescale_in_place import settle_partitions
 
@@ -43,13 +33,6 @@ def main() -> None:
         answer({"partitions": number})
     except Exception as error:  # noqa: BLE001 - the backend reports it
         answer({"error": {"type": type(error).__name__, "message": str(error)}})
-
-
-def _follow_parent() -> None:
-    # A blocking read of a pipe returns 0 exactly when the last writer, the backend, has ended.
-    while os.read(0, 4096):
-        pass
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from spark_statestore.query.query_checkpoint import (
     QueryCheckpoint,
 )
 from spark_statestore.query.store_snapshot import StoreSnapshot, read_store, write_store
-from spark_statestore.rescaling import rescaled, rescaled_count
+from spark_statestore.rescaling import rescaled, rescaled_count, write_rescaled
 from spark_statestore.storage import (
     METADATA_FILE_NAME,
     CheckpointName,
@@ -223,11 +223,9 @@ class CheckpointCopy:
         storages = (self._source.files, self._target.files)
         if self._partitions is not None:
             spread = rescaled(self._source, self._batch, operator, self._partitions)
-            # Redistribution of one store overlaps with the writes of its previous partitions.
-            for _, contents in itertools.groupby(spread, lambda content: content.store.name):
-                for store, attempt_id in parallel_iter(write, contents, *storages):
-                    attempts[store] = attempt_id
-                    count_one()
+            for store, attempt_id in write_rescaled(write, spread, *storages):
+                attempts[store] = attempt_id
+                count_one()
         else:
             versions = self._stateful.stores(self._state_batch, operator.id)
             for store, attempt_id in parallel_iter(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
 
 from spark_statestore.errors import (
     ForeignCheckpointError,
@@ -23,7 +24,7 @@ from spark_statestore.query.query_checkpoint import COMMITS, METADATA, OFFSETS, 
 from spark_statestore.query.running import ActivityCheck
 from spark_statestore.query.savepoint_lookup import is_or_was_savepoint
 from spark_statestore.query.store_snapshot import StoreSnapshot, discard_store, write_store
-from spark_statestore.rescaling.redistribute import keeps_one_partition, rescaled
+from spark_statestore.rescaling.redistribute import keeps_one_partition, rescaled, write_rescaled
 from spark_statestore.storage import CheckpointName
 from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import StoreId
@@ -127,8 +128,10 @@ class _Rescale:
         change = Change(self._checkpoint, planned[-1] + 1)
         # Entries of earlier batches go with the state of their batches.
         later = [number for number in planned if self._batch is None or number >= self._batch]
-        for name in (*(f"{OFFSETS}/{number}" for number in later), *self._commit_names()):
-            change.watch(name)
+        for number in later:
+            change.watch(f"{OFFSETS}/{number}")
+        if self._batch is not None:
+            change.watch(f"{COMMITS}/{self._batch}")
         try:
             self._prepare(change, later)
             if change.is_empty:
@@ -154,9 +157,6 @@ class _Rescale:
                 f"{self._checkpoint.url} {self._partitions} --in-place' once more, which takes the state of "
                 "its newest batch."
             )
-
-    def _commit_names(self) -> list[str]:
-        return [] if self._batch is None else [f"{COMMITS}/{self._batch}"]
 
     def _prepare(self, change: Change, later: list[int]) -> None:
         if self._batch is not None and (commit := self._commit(self._batch)) is not None:
@@ -201,44 +201,43 @@ class _Rescale:
         commit = self._checkpoint.commit(batch)
         before = commit.state_ids or {}
         operators = [operator for _, operator in self._operators]
-        has_ids = all(operator.id in before for operator in operators)
-        if not has_ids and all(operator.partitions == self._partitions for operator in operators):
-            return None
-        if not has_ids:
-            provider = self._checkpoint.offsets(batch).conf.get(PROVIDER_KEY, PROVIDER_CLASS)
-            if provider != PROVIDER_CLASS:
-                raise ForeignCheckpointError(
-                    f"the state of {self._checkpoint.url} was written by {provider}, and this package "
-                    "changes its own alone. Convert it with 'spark-statestore convert "
-                    f"{self._checkpoint.url} NEW_CHECKPOINT', then try again. Nothing was changed."
-                )
-            if not self._with_ids:
-                raise OptionError(
-                    f"the query of {self._checkpoint.url} has checkpoint format v1, in which the stores of a "
-                    "batch cannot change at once. A rescale in place takes it to v2, if it may: with "
-                    "'--checkpoint-format 2', and for a start in a session that sets "
-                    "spark.sql.streaming.stateStore.checkpointFormatVersion to 2. Nothing was changed."
-                )
-        counts = {
-            operator.id: 1 if keeps_one_partition(self._checkpoint, batch, operator) else self._partitions
-            for operator in operators
-            if not has_ids or len(before[operator.id]) != self._partitions
-        }
-        changed = [
-            operator
-            for operator in operators
-            if operator.id in counts and not (has_ids and counts[operator.id] == len(before[operator.id]))
-        ]
-        total = sum(counts[operator.id] * len(operator.stores) for operator in changed)
+        if not all(operator.id in before for operator in operators):
+            if all(operator.partitions == self._partitions for operator in operators):
+                return None
+            self._require_ids_allowed(batch)
+        changed = []
+        for operator in operators:
+            present = len(before.get(operator.id, ()))
+            if present == self._partitions:
+                continue
+            count = 1 if keeps_one_partition(self._checkpoint, batch, operator) else self._partitions
+            if present != count:
+                changed.append((operator, count))
+        total = sum(count * len(operator.stores) for operator, count in changed)
         done = itertools.count(1)
         self._progress(0, total)
         ids = {
-            operator.id: self._write(
-                operator, batch, counts[operator.id], lambda: self._progress(next(done), total)
-            )
-            for operator in changed
+            operator.id: self._write(operator, batch, count, lambda: self._progress(next(done), total))
+            for operator, count in changed
         }
         return commit.with_state_ids({**before, **ids}) if ids else None
+
+    def _require_ids_allowed(self, batch: int) -> None:
+        """Raise for a query in checkpoint format v1 that cannot be taken to v2."""
+        provider = self._checkpoint.offsets(batch).conf.get(PROVIDER_KEY, PROVIDER_CLASS)
+        if provider != PROVIDER_CLASS:
+            raise ForeignCheckpointError(
+                f"the state of {self._checkpoint.url} was written by {provider}, and this package "
+                "changes its own alone. Convert it with 'spark-statestore convert "
+                f"{self._checkpoint.url} NEW_CHECKPOINT', then try again. Nothing was changed."
+            )
+        if not self._with_ids:
+            raise OptionError(
+                f"the query of {self._checkpoint.url} has checkpoint format v1, in which the stores of a "
+                "batch cannot change at once. A rescale in place takes it to v2, if it may: with "
+                "'--checkpoint-format 2', and for a start in a session that sets "
+                "spark.sql.streaming.stateStore.checkpointFormatVersion to 2. Nothing was changed."
+            )
 
     def _write(
         self, operator: StatefulOperator, batch: int, partitions: int, count_one: Callable[[], None]
@@ -252,13 +251,11 @@ class _Rescale:
             self._written.append((versions, name))
             return content.store, attempt_id
 
-        contents: Iterator[StoreSnapshot] = rescaled(self._checkpoint, batch, operator, self._partitions)
+        spread = rescaled(self._checkpoint, batch, operator, self._partitions)
         attempts: dict[StoreId, str] = {}
-        # Redistribution of one store overlaps with the writes of its previous partitions.
-        for _, group in itertools.groupby(contents, lambda content: content.store.name):
-            for store, attempt_id in parallel_iter(write, group, self._checkpoint.files):
-                attempts[store] = attempt_id
-                count_one()
+        for store, attempt_id in write_rescaled(write, spread, self._checkpoint.files):
+            attempts[store] = attempt_id
+            count_one()
         return [
             [attempts[StoreId(operator.id, partition, store.name)] for store in operator.stores]
             for partition in range(partitions)
@@ -279,16 +276,12 @@ class _Rescale:
 
     def _metadata_of_planned(self) -> dict[str, bytes]:
         """Return the metadata that a run has written whose first batch is not committed."""
-        files = {}
-        batch = -1 if self._batch is None else self._batch
-        for _, operator in self._operators:
-            directory = f"{STATE}/{operator.id}/_metadata/v2"
-            for name in self._checkpoint.files_below(directory):
-                if name.isdigit() and int(name) > batch:
-                    data = self._checkpoint.read(directory, name)
-                    described = StatefulOperator.decode(data, f"{directory}/{name}")
-                    files[f"{directory}/{name}"] = described.with_partitions(self._partitions).encode()
-        return files
+        later = range(0 if self._batch is None else self._batch + 1, sys.maxsize)
+        return {
+            f"{STATE}/{operator.id}/_metadata/v2/{first}": run.with_partitions(self._partitions).encode()
+            for _, operator in self._operators
+            for first, run in self._checkpoint.operator_runs(operator.id, later)
+        }
 
 
 def settle_partitions(

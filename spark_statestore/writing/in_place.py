@@ -11,7 +11,7 @@ from spark_statestore.errors import OptionError, QueryRunningError
 from spark_statestore.files import join, parent_of
 from spark_statestore.files.failures import failing_to
 from spark_statestore.query import QueryCheckpoint, StoreVersion
-from spark_statestore.query.layout import new_rolled_back_directory, with_checksum
+from spark_statestore.query.layout import new_rolled_back_directory, replace_file
 from spark_statestore.query.parallel import Progress, parallel_iter
 from spark_statestore.query.query_checkpoint import COMMITS
 from spark_statestore.query.running import ActivityCheck
@@ -123,17 +123,10 @@ class InPlaceWrite:
         flat = iter(ids)
         changed = [list(itertools.islice(flat, len(stores))) for stores in before[self._operator]]
         entry = self._commit.with_state_ids({**before, self._operator: changed})
-        files, path = self._checkpoint.files, self._checkpoint.path(COMMITS, str(self._batch))
+        path = self._checkpoint.path(COMMITS, str(self._batch))
         if keeps_entry:
             self._keep(path)
-        # Hadoop's checksum is of the file as it was. Without one, Hadoop does not check.
-        for name in with_checksum(self._checkpoint, f"{COMMITS}/{self._batch}")[:-1]:
-            checksum = self._checkpoint.path(name)
-            with failing_to("delete", files, checksum):
-                files.delete(checksum)
-                files.sync_directory(parent_of(checksum))
-        with failing_to("write", files, path):
-            files.replace(path, entry.encode())
+        replace_file(self._checkpoint, f"{COMMITS}/{self._batch}", entry.encode())
         if added := self._activity.added():
             raise QueryRunningError(
                 f"the query of {self._checkpoint.url} runs: it has written {', '.join(added)} while state "

@@ -18,7 +18,8 @@ from spark_statestore.query.sources import is_offset_of_files, lines_by_name
 from spark_statestore.query.store_snapshot import StoreSnapshot
 from spark_statestore.savepoints.copy import EditOfLogs
 from spark_statestore.savepoints.create import held_if_possible
-from spark_statestore.savepoints.restore import copy_held, unused_locations
+from spark_statestore.savepoints.new_location import unused_locations
+from spark_statestore.savepoints.restore import copy_held
 from spark_statestore.writing.bootstrap import StateKey, operator_and_family, require_mapping
 from spark_statestore.writing.columns import ColumnValues, shortened
 from spark_statestore.writing.operator_matches import KeyedState, keyed_states, matched_operators

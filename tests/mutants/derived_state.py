@@ -131,9 +131,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "in-place-with-a-checksum",
-        f"{_WRITING}/in_place.py",
-        'for name in with_checksum(self._checkpoint, f"{COMMITS}/{self._batch}")[:-1]:',
-        "for name in []:",
+        "spark_statestore/query/layout.py",
+        "for beside in with_checksum(checkpoint, name)[:-1]:",
+        "for beside in ():",
         ("tests/unit/writing/test_write.py::test_state_is_written_in_place_and_put_back",),
         "Hadoop reads the entry of the commit log that was written in place.",
     ),

@@ -289,7 +289,7 @@ _OF_BACKEND: Final = (
     ),
     Mutant(
         "backend-outlives-jvm",
-        f"{_BACKEND}/__main__.py",
+        "spark_statestore/child_process.py",
         "os._exit(0)",
         "sys.exit(0)",
         (f"{_TESTS}/backend/test_server.py::test_backend_ignores_interrupts_and_ends_with_its_input",),

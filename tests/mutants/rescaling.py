@@ -78,7 +78,9 @@ PYTHON: Final = (
         "spark_statestore/query/orphans.py",
         "elif store.newest is None and decided.is_past(name):",
         "elif False:",
-        ("tests/unit/query/test_gc.py::test_partitions_of_past_batches_alone_are_collected",),
+        (
+            "tests/unit/savepoints/test_rescale_in_place.py::test_partitions_of_past_batches_alone_are_collected",
+        ),
         "Files of partitions that are gone are collected.",
     ),
     Mutant(

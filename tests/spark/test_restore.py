@@ -16,7 +16,7 @@ from spark_statestore import QueryRunningError, clone, gc, restore, rollback, sa
 from spark_statestore.query import QueryCheckpoint
 from spark_statestore.query.savepoint import Kind
 from spark_statestore.query.store_snapshot import read_store
-from spark_statestore.savepoints.restore import new_location
+from spark_statestore.savepoints.new_location import new_location
 from tests.spark import events
 from tests.spark.processors_query import NO_EMPTY_BATCHES, ProcessorQuery, batches, in_scala
 from tests.spark.processors_query import SCHEMA as PROCESSED

@@ -59,7 +59,7 @@ def test_another_start_does_not_get_the_result_of_the_first(backend: Backend, qu
         assert not ask(client, query.url, MANY, "a").control["isComplete"]
         assert len(children(backend)) == 1
         assert settled(client, query.url, 3, "b")["partitions"] == 3
-        # A result that nobody has waited for is forgotten.
+        # A result without a waiting client is dropped.
         ask(client, query.url, 5, "c")
         while children(backend):
             time.sleep(0.1)
@@ -70,7 +70,7 @@ def test_another_start_does_not_get_the_result_of_the_first(backend: Backend, qu
 
 
 @pytest.mark.slow
-def test_rescale_that_nobody_waits_for_ends(backend: Backend, query: WrittenQuery) -> None:
+def test_rescale_without_a_waiting_client_ends(backend: Backend, query: WrittenQuery) -> None:
     with backend.client() as client:
         assert not ask(client, query.url, 32_000, "a").control["isComplete"]
         assert len(children(backend)) == 1

@@ -14,7 +14,7 @@ from spark_statestore.conversion import claim as claims
 from spark_statestore.conversion.claim import claim, remove_interrupted
 from spark_statestore.errors import CheckpointExistsError
 from spark_statestore.query.query_checkpoint import RESERVED
-from spark_statestore.savepoints.restore import IN_PROGRESS
+from spark_statestore.savepoints.new_location import IN_PROGRESS
 from tests.support.trees import files_below
 
 

@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from spark_statestore import rescale, savepoint
+from spark_statestore import savepoint
 from spark_statestore.errors import CheckpointNotFoundError, CorruptCheckpointError, QueryRunningError
 from spark_statestore.query import QueryCheckpoint
 from spark_statestore.query.gc import DAY, _Collector, gc
@@ -25,7 +25,6 @@ from spark_statestore.storage.incremental_handle import IncrementalStateHandle
 from spark_statestore.store.metadata import CheckpointMetadata
 from tests.support.effort import EFFORT
 from tests.unit.query.stored_query import Attempt, StoredQuery
-from tests.unit.savepoints.written_query import SMALL, WrittenQuery, content, row_key
 from tests.unit.store.stores import load
 
 LARGE = {f"{'w' * (number % 2)}{number}": number for number in range(100)}
@@ -488,28 +487,3 @@ def test_gc_keeps_no_metadata_of_finished_stores(tmp_path: Path) -> None:
 
 def metadata_in_memory() -> list[CheckpointMetadata]:
     return [known for known in garbage.get_objects() if isinstance(known, CheckpointMetadata)]
-
-
-def test_partitions_of_past_batches_alone_are_collected(tmp_path: Path) -> None:
-    url = f"{tmp_path}/checkpoint"
-    query = WrittenQuery(url, True, operators=SMALL, key=row_key, kept=2)
-    query.run(put={b"large": bytes(700)})
-    query.run(put={b"batch": b"1"})
-    for count in (5, 2):
-        rescale(url, None, count, in_place=True, stopped=True)
-    query.restart()
-    left = {path.name for path in (tmp_path / "checkpoint" / "state" / "0").iterdir()} - {"_metadata"}
-    assert left == set("01234")
-    assert not any("/state/0/4/" in orphan.url for orphan in gc(url).orphans), "the batch may be needed"
-    for _ in range(4):
-        query.run(put={b"batch": b"2"}, whole=True)
-    for dry_run in (True, False):
-        reasons = {orphan.reason for orphan in gc(url, older_than=0, dry_run=dry_run).orphans}
-        assert "its partition is gone, and its batch is not in Spark's logs any more" in reasons
-    files = [path for path in (tmp_path / "checkpoint" / "state").rglob("*") if path.is_file()]
-    assert {path.relative_to(tmp_path / "checkpoint" / "state" / "0").parts[0] for path in files} == {
-        "0",
-        "1",
-        "_metadata",
-    }
-    assert content(query.checkpoint) == query.rows

@@ -22,7 +22,7 @@ from spark_statestore.errors import (
 from spark_statestore.files import open_file_system
 from spark_statestore.query.savepoint import KINDS, Kind
 from spark_statestore.query.savepoint_lookup import open_checkpoint
-from spark_statestore.savepoints.restore import is_reserved
+from spark_statestore.savepoints.new_location import is_reserved
 from spark_statestore.savepoints.savepoint_holds import held_while, list_holds
 from spark_statestore.store.holds import announce_holds
 from spark_statestore.testing.faults import FaultInjectingFileSystem

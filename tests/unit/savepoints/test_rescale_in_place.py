@@ -305,3 +305,28 @@ def test_missing_checkpoint_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFoundError):
         rescale(str(tmp_path / "none"), None, 3, in_place=True, stopped=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_partitions_of_past_batches_alone_are_collected(tmp_path: Path) -> None:
+    url = f"{tmp_path}/checkpoint"
+    query = WrittenQuery(url, True, operators=SMALL, key=row_key, kept=2)
+    query.run(put={b"large": bytes(700)})
+    query.run(put={b"batch": b"1"})
+    for count in (5, 2):
+        rescale(url, None, count, in_place=True, stopped=True)
+    query.restart()
+    left = {path.name for path in (tmp_path / "checkpoint" / "state" / "0").iterdir()} - {"_metadata"}
+    assert left == set("01234")
+    assert not any("/state/0/4/" in orphan.url for orphan in gc(url).orphans), "the batch may be needed"
+    for _ in range(4):
+        query.run(put={b"batch": b"2"}, whole=True)
+    for dry_run in (True, False):
+        reasons = {orphan.reason for orphan in gc(url, older_than=0, dry_run=dry_run).orphans}
+        assert "its partition is gone, and its batch is not in Spark's logs any more" in reasons
+    files = [path for path in (tmp_path / "checkpoint" / "state").rglob("*") if path.is_file()]
+    assert {path.relative_to(tmp_path / "checkpoint" / "state" / "0").parts[0] for path in files} == {
+        "0",
+        "1",
+        "_metadata",
+    }
+    assert content(query.checkpoint) == query.rows

@@ -47,7 +47,7 @@ Rows = Mapping[bytes, bytes]
 Content = dict[StoreId, dict[bytes, bytes]]
 
 
-# Which Spark puts into the first of two partitions, and into the second.
+# Longs by their partition of two, of Spark's hash.
 _LONGS = ((2, 4, 5, 8, 12), (0, 1, 3, 6, 7))
 
 
