@@ -235,7 +235,7 @@ _OF_SAVEPOINTS: Final = (
     ),
     Mutant(
         "copy-is-a-query-too-early",
-        f"{_SAVEPOINTS}/restore.py",
+        f"{_SAVEPOINTS}/new_location.py",
         "_reserve(files, root, METADATA, RESERVED)",
         "files.make_directory(root)",
         (f"{_TESTS}/savepoints/test_restore.py::test_failed_copy_leaves_no_files",),
@@ -243,7 +243,7 @@ _OF_SAVEPOINTS: Final = (
     ),
     Mutant(
         "copy-removes-started-query",
-        f"{_SAVEPOINTS}/restore.py",
+        f"{_SAVEPOINTS}/new_location.py",
         "return files.read(join(root, METADATA)) == RESERVED",
         "return files.read(join(root, METADATA)) != b''",
         (
