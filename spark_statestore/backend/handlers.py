@@ -32,7 +32,15 @@ from spark_statestore.store.cleanup import discard_versions
 from spark_statestore.store.commit import begin_snapshot, commit_version
 from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.healing import heal
-from spark_statestore.store.lineage import changes, column_family_of, lineage, past_version, replay
+from spark_statestore.store.lineage import (
+    PastVersion,
+    changes,
+    column_family_of,
+    lineage,
+    past_version,
+    replay,
+    streams_since,
+)
 from spark_statestore.store.metadata import ColumnFamily
 from spark_statestore.store.reader import (
     damaged_streams,
@@ -88,7 +96,12 @@ class Requests:
         if "from" in request:
             metadata = replay(store, CheckpointName(request["from"], request.get("fromId")), name)
         raw = bool(request.get("raw"))
-        streams = streams_to_load(store, name, metadata, bool(request.get("local"))) if raw else None
+        later = None
+        if raw and "after" in request and "afterAttemptId" in request:
+            later = streams_since(
+                store, PastVersion(name, metadata), request["after"], request["afterAttemptId"]
+            )
+        streams = streams_to_load(store, name, metadata, bool(request.get("local")), later) if raw else None
         size = streams.answer["bytesRead"] if streams else metadata.handle.state_size
         if size >= LARGE_BYTES and not (streams and streams.are_files):
             permit.acquire()

@@ -363,6 +363,8 @@ _FIELDS: Final[Mapping[str, tuple[_Fields, _Fields]]] = {
             "from": _is_count,
             "fromId": _is_id,
             "raw": _is_flag,
+            "after": _is_count,
+            "afterAttemptId": is_attempt_id,
             "metadataPaths": _is_list(_is_text),
             "driverRange": lambda value: _is_list(_is_count)(value) and len(value) == 2,
         },

@@ -8,7 +8,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from spark_statestore.errors import CheckpointNotFoundError, IllegalStateError
+from spark_statestore.errors import CheckpointError, CheckpointNotFoundError, IllegalStateError
 from spark_statestore.formats.change_batches import CHANGE_SCHEMA
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.incremental_handle import ChainEntry, IncrementalStateHandle
@@ -22,6 +22,9 @@ Rows = dict[bytes, list[bytes]]
 """Keys and all values of each."""
 
 _Change = tuple[int, bytes, bytes | None]
+
+# Their metadata is read one after the other.
+_MOST_LATER_VERSIONS: Final = 16
 
 # Approximate bytes of a batch of computed changes.
 _BATCH_BYTES: Final = 1 << 20
@@ -107,6 +110,29 @@ def replay(store: StoreDirectory, start: CheckpointName, end: CheckpointName) ->
         entries += version.own_entries
     metadata = later[-1].metadata if later else first.metadata
     return replace(metadata, handle=IncrementalStateHandle(end.version, base, entries))
+
+
+def streams_since(
+    store: StoreDirectory, end: PastVersion, version: int, attempt_id: str
+) -> list[ChainEntry] | None:
+    """Return the streams that turn an attempt at an earlier version into a version, as they apply.
+
+    They are the changes of each later commit. None if the version does not build on the attempt, a later
+    commit wrote everything, or they are not fewer bytes than the version: then it is read as a whole.
+    """
+    if not end.name.version - _MOST_LATER_VERSIONS <= version < end.name.version:
+        return None
+    later = [end]
+    try:
+        while later[-1].name.version > version + 1:
+            later.append(_parent(store, later[-1]))
+    except CheckpointError:
+        return None
+    if later[-1].metadata.parent_attempt_id != attempt_id or any(one.is_full for one in later):
+        return None
+    entries = [entry for one in reversed(later) for entry in one.own_entries]
+    size = sum(entry.state.state_size for entry in entries)
+    return entries if size < end.metadata.handle.state_size else None
 
 
 def changes(

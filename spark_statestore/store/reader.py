@@ -214,13 +214,22 @@ class LoadedStreams(NamedTuple):
 
 
 def streams_to_load(
-    store: StoreDirectory, name: CheckpointName, metadata: CheckpointMetadata, use_copies: bool
+    store: StoreDirectory,
+    name: CheckpointName,
+    metadata: CheckpointMetadata,
+    use_copies: bool,
+    later: Sequence[ChainEntry] | None = None,
 ) -> LoadedStreams:
-    """Return the streams of a version for the JVM; with `use_copies` it can use and write local copies."""
+    """Return the streams of a version for the JVM; with `use_copies` it can use and write local copies.
+
+    Of a version that the JVM has in part, `later` are the streams that it lacks.
+    """
     entries: Sequence[ChainEntry] = metadata.handle.entries
     answer: dict[str, Any] = {"newestFirst": False}
     local = store.local_state
-    if use_copies and local is not None and (base := _name_of_base(metadata.handle)):
+    if later is not None:
+        entries, answer["isLater"] = later, True
+    elif use_copies and local is not None and (base := _name_of_base(metadata.handle)):
         if copy := local.retrieve_local_state(base):
             entries = entries[1:]
             answer["localCopy"] = copy.to_json()

@@ -176,6 +176,13 @@ class VersionsMachine(RuleBasedStateMachine):
             self.providers.pop(0).close()
         self.new_provider(copies and self.ours)
 
+    @precondition(lambda self: self.ours and len(self.providers) > 1)
+    @rule()
+    def return_to_an_earlier_instance(self) -> None:
+        # It may have an earlier version in memory, or an attempt that does not count.
+        self.store = None
+        self.providers.append(self.providers.pop(0))
+
     @precondition(lambda self: len(self.committed) > 1)
     @rule(data=st.data())
     def maintain(self, data: st.DataObject) -> None:

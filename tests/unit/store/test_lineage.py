@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 from spark_statestore.errors import CheckpointNotFoundError, IllegalStateError
 from spark_statestore.storage import CheckpointName
-from spark_statestore.storage.incremental_handle import IncrementalStateHandle
+from spark_statestore.storage.incremental_handle import ChainEntry, IncrementalStateHandle
 from spark_statestore.store.changelog import DELETE, MERGE, PUT
 from spark_statestore.store.cleanup import discard_versions
 from spark_statestore.store.commit import begin_checkpoint, begin_snapshot
@@ -26,6 +26,7 @@ from spark_statestore.store.lineage import (
     lineage,
     past_version,
     replay,
+    streams_since,
 )
 from spark_statestore.store.metadata import CheckpointMetadata, ColumnFamily
 from spark_statestore.store.reader import read_version
@@ -210,6 +211,61 @@ def test_replay_from_any_ancestor_gives_the_version(with_ids: bool, history: lis
             whole = [i for i, step in enumerate(history, 1) if step.whole]
             bases = [entry.version for entry in metadata.handle if entry.full]
             assert all(version <= start.number or version in whole for version in bases)
+
+
+@pytest.mark.parametrize("with_ids", [False, True])
+@settings(max_examples=40 * EFFORT)
+@given(history=st.lists(steps, min_size=2, max_size=6))
+def test_streams_since_an_ancestor_turn_it_into_the_version(with_ids: bool, history: list[Step]) -> None:
+    with TemporaryDirectory() as directory:
+        store = open_store(directory)
+        written = write(store, history, with_ids=with_ids)
+        end = past_version(store, name_of(written[-1], with_ids=with_ids))
+        for start in written[1:-1]:
+            entries = streams_since(store, end, start.number, str(start.attempt_id))
+            later = [entry for entry in replay_entries(store, start, end, with_ids) if not entry.full]
+            if any(step.whole for step in history[start.number :]):
+                assert entries is None
+                continue
+            whole = end.metadata.handle.state_size
+            if sum(entry.state.state_size for entry in later) >= whole:
+                assert entries is None
+                continue
+            assert entries == later
+            if start.created_at_version == written[-1].created_at_version:
+                rows = {name: {k: list(v) for k, v in f.items()} for name, f in start.column_families.items()}
+                handle = IncrementalStateHandle(end.name.version, start.number, entries)
+                for name, batch in read_version(store, end.name, replace(end.metadata, handle=handle)):
+                    apply(rows[name], batch)
+                assert rows == written[-1].column_families
+
+
+def replay_entries(
+    store: StoreDirectory, start: Version, end: PastVersion, with_ids: bool
+) -> list[ChainEntry]:
+    chain = replay(store, name_of(start, with_ids=with_ids), end.name).handle
+    return [entry for entry in chain if entry.version > start.number]
+
+
+@pytest.mark.parametrize("with_ids", [False, True])
+def test_streams_since_another_attempt_or_a_distant_version_are_none(tmp_path: Path, with_ids: bool) -> None:
+    store = open_store(tmp_path)
+    large = Step({"default": [(PUT, bytes([i]), b"x" * 600) for i in range(100)]})
+    written = write(store, [large, *[puts(a=b"1")] * 18], with_ids=with_ids)
+    end = past_version(store, name_of(written[-1], with_ids=with_ids))
+
+    def since(version: int, by: str | None = None) -> list[ChainEntry] | None:
+        return streams_since(store, end, version, by or str(written[version].attempt_id))
+
+    assert [entry.version for entry in since(16) or ()] == [17, 18, 19]
+    assert len(since(3) or ()) == 16
+    assert since(2) is None
+    assert since(19) is None
+    assert since(16, attempt_id()) is None
+    # Without the metadata in between the version is read as a whole, and reports what is missing.
+    Path(store.metadata_path(name_of(written[18], with_ids=with_ids))).unlink()
+    assert since(17) is None
+    assert [entry.version for entry in since(18) or ()] == [19]
 
 
 def puts(**rows: bytes) -> Step:

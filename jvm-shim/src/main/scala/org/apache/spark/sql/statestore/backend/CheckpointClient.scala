@@ -40,21 +40,27 @@ private[statestore] final class CheckpointClient(
 
   /**
    * Loads a version. `tablesOf` is called with the descriptions of its column families before their
-   * rows arrive, and again if the connection broke: it returns a table for each, with the rows of a local copy if it gets one.
+   * rows arrive, and again if the connection broke: it returns a table for each, with the rows of the start that it gets.
    *
-   * @param from  replays the changes since this version instead of reading later snapshots
+   * @param from   replays the changes since this version instead of reading later snapshots
+   * @param after  an earlier version that is in memory, and the attempt that wrote it: the later changes may be enough
    */
   def load(
       version: Long,
       id: Option[String],
       from: Option[ReplayStart],
-      tablesOf: (Seq[JsonNode], Option[LocalCopy]) => Seq[StateTable]): LoadedVersion = {
+      after: Option[(Long, String)],
+      tablesOf: (Seq[JsonNode], LoadStart) => Seq[StateTable]): LoadedVersion = {
     val request = newRequest("load")
     request.put("version", version)
     id.foreach(request.put("id", _))
     from.foreach { start =>
       request.put("from", start.version)
       start.id.foreach(request.put("fromId", _))
+    }
+    after.foreach { case (earlier, attemptId) =>
+      request.put("after", earlier)
+      request.put("afterAttemptId", attemptId)
     }
     val objects = driverStore.fold(Seq.empty[Array[Byte]])(collect(_, version, id, request))
     request.put("raw", true)
@@ -64,7 +70,7 @@ private[statestore] final class CheckpointClient(
     try loadRaw(loading, request) catch {
       // The latter if the backend has found damage while it sent the streams; decoding them, it looks for others with the same
       // state.
-      case e: BackendException if e.isInstanceOf[UnreadableChangesException] || e.kind == "CorruptCheckpointError" =>
+      case e: BackendException if isUnreadable(e) =>
         logWarning(s"version $version of $where could not be decoded by the JVM, the backend decodes it: " + e.getMessage)
         request.remove("raw")
         CheckpointClient.decodedLoads.increment()
@@ -79,7 +85,15 @@ private[statestore] final class CheckpointClient(
       val loaded = loading.run()
       e.removeIfDamaged()
       loaded
+    case e: BackendException if request.has("after") && isUnreadable(e) =>
+      logWarning(s"$where is loaded without the earlier version in memory: ${e.getMessage}")
+      request.remove("after")
+      request.remove("afterAttemptId")
+      loadRaw(loading, request)
   }
+
+  private def isUnreadable(e: BackendException): Boolean =
+    e.isInstanceOf[UnreadableChangesException] || e.kind == "CorruptCheckpointError"
 
   /** Returns the attempts of the versions from `oldest` to a version, and the description of one column family. */
   def lineage(version: Long, id: Option[String], oldest: Long, columnFamily: String): Lineage = {

@@ -5,7 +5,7 @@ import com.fasterxml.jackson.databind.node.ObjectNode
 
 import org.apache.spark.sql.statestore.arrow.{ChangeBatches, RecordSelection}
 import org.apache.spark.sql.statestore.families.FamilySnapshot
-import org.apache.spark.sql.statestore.table.{LogScan, TableSnapshot}
+import org.apache.spark.sql.statestore.table.{LocalCopy, LogScan, TableSnapshot}
 
 /**
  * A version in storage: its handle, opaque to the shim, and what the backend plans next.
@@ -94,11 +94,24 @@ private[statestore] final class CommitReply(
  *
  * @param bytesRead  from storage
  * @param usedCopy   whether its base came from a local copy
+ * @param isLater    whether its later changes were applied to the state in memory
  * @param wanted     where a copy of its base is wanted, and the content of its families at the base
  */
 private[statestore] final class LoadedVersion(
-    val stored: StoredVersion, val bytesRead: Long, val usedCopy: Boolean,
+    val stored: StoredVersion, val bytesRead: Long, val usedCopy: Boolean, val isLater: Boolean,
     val wanted: Option[(LocalCopyPlace, Seq[TableSnapshot])])
+
+/** What the tables have before the streams of a load are applied to them. */
+private[statestore] sealed trait LoadStart
+
+private[statestore] object LoadStart {
+  case object Nothing extends LoadStart
+
+  final case class Copy(opened: LocalCopy) extends LoadStart
+
+  /** The state in memory that `CheckpointClient.load` was told of. */
+  case object InMemory extends LoadStart
+}
 
 /** Version that a replay starts from. */
 private[statestore] final class ReplayStart(val version: Long, val id: Option[String])

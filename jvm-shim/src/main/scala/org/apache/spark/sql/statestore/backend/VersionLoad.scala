@@ -44,12 +44,13 @@ private[backend] final class VersionLoad(
     where: String,
     request: ObjectNode,
     objects: Seq[Array[Byte]],
-    tablesOf: (Seq[JsonNode], Option[LocalCopy]) => Seq[StateTable]) {
+    tablesOf: (Seq[JsonNode], LoadStart) => Seq[StateTable]) {
   import VersionLoad._
 
   private var tables = Seq.empty[StateTable]
   private var copy: Option[LocalCopyPlace] = None
   private var base = Seq.empty[TableSnapshot]
+  private var isLater = false
 
   def run(): LoadedVersion = try load() catch {
     case e: UnreadableChangesException if copy.isDefined => throw new UnusableCopyException(copy.get.path, isDamaged = true, e)
@@ -77,7 +78,7 @@ private[backend] final class VersionLoad(
       case e: BackendException if request.has("raw") => throw new UnreadableChangesException(e.getMessage, e)
     }
     val wanted = LocalCopyPlace.of(found, "wantedCopy").map((_, base))
-    new LoadedVersion(client.storedVersion(found, handle), found.path("bytesRead").asLong, copy.isDefined, wanted)
+    new LoadedVersion(client.storedVersion(found, handle), found.path("bytesRead").asLong, copy.isDefined, isLater, wanted)
   }
 
   // The row counts of damaged metadata must not allocate memory: bounded by the bytes; the index grows on demand.
@@ -85,14 +86,16 @@ private[backend] final class VersionLoad(
     copy = LocalCopyPlace.of(found, "localCopy")
     val described = found.path("columnFamilies")
     val families = Seq.tabulate(described.size)(described.get)
-    tables = copy.fold(tablesOf(families, None))(openCopy(families, _))
+    isLater = found.path("isLater").asBoolean
+    val start = if (isLater) LoadStart.InMemory else LoadStart.Nothing
+    tables = copy.fold(tablesOf(families, start))(openCopy(families, _))
     tables.indices.foreach(i => tables(i).reserve(math.min(families(i).path("rows").asLong, mostRows)))
   }
 
   private def openCopy(families: Seq[JsonNode], place: LocalCopyPlace): Seq[StateTable] =
     try {
       val opened = LocalCopy.open(place.path, place.streamId)
-      try tablesOf(families, Some(opened)) finally opened.close()
+      try tablesOf(families, LoadStart.Copy(opened)) finally opened.close()
     } catch {
       case e: ClosedByInterruptException => throw e
       case e: IOException =>

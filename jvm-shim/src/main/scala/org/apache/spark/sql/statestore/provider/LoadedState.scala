@@ -228,6 +228,23 @@ private[statestore] final class LoadedState(
     true
   }
 
+  /**
+   * Returns to the newest durable version before one, to which the changes of later commits can be applied; false if there is
+   * none, or if a newer snapshot is being uploaded or copied.
+   */
+  def rewindBefore(version: Long): Boolean =
+    (snapshotInProgress ++ copyInProgress).isEmpty &&
+      rewindTo(v => v.version < version && v.version <= usableUntil && v.stored.isDefined)
+
+  /** Records that the changes of the commits up to a version were applied to the newest version. */
+  def advance(version: Long, id: Option[String], stored: StoredVersion): LoadedState = {
+    // Other executors may discard what this one has uploaded.
+    pendingSnapshot = None
+    undone = None
+    published(committed(version, id), stored)
+    this
+  }
+
   /** Adds the version that the tables have now; `published` follows when it is durable. */
   def committed(version: Long, id: Option[String]): CommittedVersion = {
     keepVersions((versionAs(version, id, None) :: versions).take(versionsInMemory))

@@ -1,0 +1,104 @@
+"""A state in memory at an earlier version becomes a later one by the changes in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JJavaError
+
+from tests.spark.harness import Family, Open, Provider, Row, Store, begin, instances, read
+
+A, B, C = ("a", 1), ("b", 2), ("c", 3)
+
+ROWS: dict[Row, Row] = {("row", i): (i, "x" * 20) for i in range(2000)}
+
+
+@pytest.fixture(params=[1, 2], ids=["v1", "v2"])
+def instance(request: pytest.FixtureRequest, spark: Any, tmp_path: Path) -> Iterator[Open]:
+    with instances(
+        spark,
+        tmp_path,
+        checkpointFormatVersion=str(request.param),
+        backend__localRecovery="off",
+        **{"spark.sql.streaming.minBatchesToRetain": "10"},
+    ) as opened:
+        yield opened
+
+
+def commit(provider: Provider, version: int, checkpoint_id: str | None, rows: dict[Row, Row]) -> str | None:
+    store = begin(provider, version, checkpoint_id, rows)
+    store.commit()
+    return store.checkpoint_id
+
+
+def opened(provider: Provider, version: int, checkpoint_id: str | None) -> tuple[dict[Row, Row], int]:
+    """Return the rows of a version, and the bytes that were loaded for them."""
+    store = provider.open(version, checkpoint_id)
+    rows = dict(store.rows())
+    store.commit()
+    return rows, store.metrics["checkpointLoadBytes"]
+
+
+def test_changes_of_later_versions_alone_are_loaded(instance: Open) -> None:
+    first, second = instance(), instance()
+    one = commit(first, 0, None, ROWS)
+    two = commit(second, 1, one, {A: (1, "a"), ("row", 7): (7, "changed")})
+    three = commit(second, 2, two, {B: (2, "b"), A: (1, "again")})
+    rows, loaded = opened(first, 3, three)
+    assert rows == ROWS | {A: (1, "again"), B: (2, "b"), ("row", 7): (7, "changed")}
+    _, whole = opened(instance(), 3, three)
+    assert 0 < loaded < whole / 10
+    assert read(instance(), 3, three) == rows
+
+
+def test_attempt_in_memory_that_was_not_accepted_is_left(instance: Open) -> None:
+    first, second = instance(), instance()
+    one = commit(first, 0, None, ROWS)
+    commit(first, 1, one, {A: (1, "not accepted")})
+    two = commit(second, 1, one, {B: (2, "accepted")})
+    three = commit(second, 2, two, {C: (3, "later")})
+    rows, _ = opened(first, 3, three)
+    assert rows == ROWS | {B: (2, "accepted"), C: (3, "later")}
+
+
+def test_values_of_a_key_keep_their_order(spark: Any, tmp_path: Path) -> None:
+    lists = Family("lists", multiple=True)
+    with instances(spark, tmp_path, families=True, backend__localRecovery="off") as instance:
+        first, second = instance(), instance()
+
+        def put(provider: Provider, version: int, *values: Row) -> Store:
+            store = provider.open(version)
+            store.create(lists)
+            for value in values:
+                store.merge(A, value, "lists")
+            store.commit()
+            return store
+
+        put(first, 0, *[(i, "x" * 50) for i in range(500)])
+        put(second, 1, (500, "later"))
+        put(second, 2, (501, "later"), (502, "later"))
+        store = first.open(3)
+        store.create(lists)
+        assert [value[0] for value in store.values(A, "lists")] == list(range(503))
+        store.commit()
+        assert 0 < store.metrics["checkpointLoadBytes"] < 4000
+
+
+def test_state_is_whole_after_a_load_of_later_changes_that_failed(instance: Open, tmp_path: Path) -> None:
+    first, second = instance(backend__fileStateThreshold="0"), instance(backend__fileStateThreshold="0")
+    one = commit(first, 0, None, ROWS)
+    two = commit(second, 1, one, {("row", i): (i, "changed") for i in range(0, 2000, 2)})
+    three = commit(second, 2, two, {("row", i): (i, "again") for i in range(0, 2000, 3)})
+    (stream,) = tmp_path.glob("state/0/0/shared/3-*")
+    data = stream.read_bytes()
+    # The last bytes: most of the changes are applied before the damage shows.
+    stream.write_bytes(data[:-9] + bytes(9))
+    with pytest.raises(Py4JJavaError):
+        first.open(3, three)
+    assert read(first, 2, two) == ROWS | {("row", i): (i, "changed") for i in range(0, 2000, 2)}
+    stream.write_bytes(data)
+    rows, _ = opened(first, 3, three)
+    assert rows == read(instance(), 3, three)
