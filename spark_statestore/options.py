@@ -246,6 +246,13 @@ OPTIONS: tuple[Option, ...] = (
         most=31_536_000,
     ),
     Option(
+        "rebalance",
+        "boolean",
+        "true",
+        "on a cluster: state moves to executors that join, until each has its share, and away from those "
+        "that leave. An executor loads a partition while the old one still serves it",
+    ),
+    Option(
         "maxHeapBytes",
         "size",
         "half of the largest heap",

@@ -47,6 +47,7 @@ class CheckpointStateStoreProvider
   private var evolution: ValueEvolution = _
   private var driverStore: Option[DriverCheckpointStore] = None
   private var runId = ""
+  private var kind: StoreKind = _
   private val taskReadStores = new TaskReadStores
   private val instance = java.util.UUID.randomUUID.toString
 
@@ -87,6 +88,9 @@ class CheckpointStateStoreProvider
     this.conf = storeConfs
     this.hadoopConf = hadoopConf
     this.runId = hadoopConf.get("sql.streaming.runId", "")
+    this.kind = StoreKind(
+      stateStoreId.checkpointRootLocation, stateStoreId.operatorId, stateStoreId.storeName, runId, keySchema, valueSchema,
+      keyStateEncoderSpec, useColumnFamilies, storeConfs, useMultipleValuesPerKey, stateSchemaProvider)
     this.hasFamilies = useColumnFamilies
     requireSupported(useMultipleValuesPerKey)
     this.evolution = new ValueEvolution(stateSchemaProvider.filter(_ => storeConfs.stateStoreEncodingFormat == "avro"))
@@ -209,6 +213,22 @@ class CheckpointStateStoreProvider
   private lazy val described: String =
     s"state store operator ${id.operatorId}, partition ${id.partitionId}, store ${id.storeName} at " +
       id.storeCheckpointLocation()
+
+  /** Loads a version, for another provider of the store to take. */
+  private[statestore] def prepare(version: Long, ckptId: Option[String]): Unit = openReadStore(version, ckptId, None).end()
+
+  /** Gives the state in memory to the caller, and closes; None if there is none, or a task uses it. */
+  private[statestore] def giveAway(): Option[LoadedState] = synchronized {
+    val given = Option(content).filter(_.isIdle)
+    if (given.isDefined) content = null
+    close()
+    given
+  }
+
+  // Takes over the state that was loaded before the partition moved to this executor.
+  private def adoptPrepared(): Unit = PreparedStates.take(id, runId).foreach { prepared =>
+    synchronized(if (content == null && !closed) content = prepared else prepared.drop())
+  }
 
   /** The state in memory, null if there is none. To be called under the lock. */
   private[statestore] def inMemory: LoadedState = content
@@ -384,6 +404,9 @@ class CheckpointStateStoreProvider
       forWriting: Boolean,
       hold: LoadedState => Unit): Unit = {
     val start = System.nanoTime()
+    var earlier: Option[LoadedState] = None
+    adoptPrepared()
+    if (options.rebalances) StoreKind.opened(kind)
     val found = settled {
       requireNotClosed()
       // Spark has committed their version.
@@ -397,14 +420,25 @@ class CheckpointStateStoreProvider
         hold(content)
       } else if (isFree) {
         warnOfOtherAttempt(version, ckptId)
-        // Freed before the load.
-        replaceContent(null)
+        if (from.isEmpty && content.rewindBefore(version)) {
+          earlier = Some(content)
+          content = null
+        } else {
+          // Freed before the load.
+          replaceContent(null)
+        }
       }
       usable
     }
-    if (forWriting) awaitEarlierRuns()
+    try {
+      if (forWriting) awaitEarlierRuns()
+    } catch {
+      case e: Throwable =>
+        earlier.foreach(_.drop())
+        throw e
+    }
     if (!found) {
-      val loaded = if (version == 0) loader.empty(0L) else loader.load(version, ckptId, from, counters)
+      val loaded = if (version == 0) loader.empty(0L) else loader.load(version, ckptId, from, counters, earlier)
       synchronized(holdLoaded(loaded, hold))
     }
     if (version == 0) client.backend.prestart()

@@ -1,6 +1,8 @@
 package org.apache.spark.sql.statestore.driver
 
-/** A message of an executor to the driver about commits that it hands over. Answers are as those of `DriverMessage`. */
+import org.apache.spark.sql.statestore.provider.StoreKind
+
+/** A message of an executor to the driver about its stores. Answers are as those of `DriverMessage`. */
 private[statestore] sealed trait CommitMessage extends Product with Serializable {
   def answer(): Any
 }
@@ -20,6 +22,14 @@ private[statestore] final case class VersionsDiscarded(log: String, run: String,
   extends CommitMessage {
   override def answer(): Any = {
     HandedOverCommits.discarded(log, run, paths)
+    null
+  }
+}
+
+/** An executor has opened the first store of a kind. */
+private[statestore] final case class StoresOpened(kind: StoreKind) extends CommitMessage {
+  override def answer(): Any = {
+    Rebalancer.opened(kind)
     null
   }
 }

@@ -10,7 +10,8 @@ import org.apache.hadoop.fs.Path
 
 import org.apache.spark.SparkContext
 import org.apache.spark.internal.Logging
-import org.apache.spark.scheduler.{SparkListener, SparkListenerApplicationEnd, SparkListenerEvent}
+import org.apache.spark.scheduler.{SparkListener, SparkListenerApplicationEnd, SparkListenerBlockManagerAdded, SparkListenerEvent,
+  SparkListenerExecutorRemoved}
 import org.apache.spark.sql.classic
 import org.apache.spark.sql.statestore.backend.ClosedStores
 import org.apache.spark.sql.statestore.provider.{CommitCollector, StoreLocation, StoreMetrics}
@@ -76,6 +77,11 @@ private[statestore] final class QueryMonitor extends SparkListener with Logging 
 
   override def onApplicationEnd(event: SparkListenerApplicationEnd): Unit = end(this)
 
+  // When it can get tasks; `onExecutorAdded` comes earlier.
+  override def onBlockManagerAdded(event: SparkListenerBlockManagerAdded): Unit = Rebalancer.executorsChanged()
+
+  override def onExecutorRemoved(event: SparkListenerExecutorRemoved): Unit = Rebalancer.executorsChanged()
+
   override def onOtherEvent(event: SparkListenerEvent): Unit =
     try {
       event match {
@@ -85,6 +91,7 @@ private[statestore] final class QueryMonitor extends SparkListener with Logging 
           CommitCollector.ended(ended.runId.toString)
           HandedOverCommits.ended(ended.runId.toString)
           ClosedStores.ended(ended.runId.toString)
+          Rebalancer.ended(ended.runId.toString)
           update(ended.id)(_.map(_.copy(isActive = false, error = ended.exception.map(_.take(MaxErrorLength)))))
         case _ =>
       }

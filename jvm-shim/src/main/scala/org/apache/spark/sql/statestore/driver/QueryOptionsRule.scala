@@ -33,6 +33,7 @@ private[statestore] final class QueryOptionsRule(session: SparkSession) extends 
             CheckpointFormat.require(query, operator.conf)
           }
           OptionCheck.requireUsable(session, BackendOptions.parse(session.conf.getAll))
+          Rebalancer.planned(session, plan)
         }
       }
       plan

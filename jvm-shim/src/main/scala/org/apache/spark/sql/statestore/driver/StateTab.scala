@@ -93,9 +93,16 @@ private object StateTables {
       "Merged files" -> <span>{count(merged.logicalFiles)} logical in {count(merged.physicalFiles)} physical files,
         {bytes(merged.liveBytes)} of {bytes(merged.storageBytes)} in use</span>
     }
-    <ul class="list-unstyled">{items.map { case (name, value) => <li><strong>{name}: </strong>{value}</li> }}</ul> ++
+    <ul class="list-unstyled">{(items ++ places(query)).map { case (name, value) => <li><strong>{name}: </strong>{value}</li> }}</ul> ++
       query.error.fold(NodeSeq.Empty)(error => <pre class="state-error">{error}</pre>)
   }
+
+  // On a cluster.
+  private def places(query: MonitoredQuery): Option[(String, Node)] =
+    Some(Rebalancer.placesOf(query.runId.toString)).filter(_.nonEmpty).map { partitions =>
+      val executors = partitions.toSeq.sortBy { case (executor, _) => (executor.length, executor) }
+      "Partitions by executor" -> <span>{executors.map { case (executor, count) => s"$executor: $count" }.mkString(", ")}</span>
+    }
 
   def operators(query: MonitoredQuery): NodeSeq = query.last match {
     case Some(batch) if batch.operators.nonEmpty =>

@@ -44,6 +44,9 @@ private[statestore] final class BackendOptions private (values: BackendOptions.V
   /** Heap limit of all stores of this JVM, in bytes. */
   def maxHeapBytes: Option[Long] = values.get("maxHeapBytes").flatMap(BackendOptions.bytes)
 
+  /** True if state moves to executors that join. */
+  def rebalances: Boolean = !get("rebalance").contains("false")
+
   /** True if the session gives queries a number of state partitions. */
   def hasPartitions: Boolean = values.contains("partitions")
 
