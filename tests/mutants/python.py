@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.mutants import derived_state, migration, python_processes, python_queries, python_rows, rescaling
+from tests.mutants import (
+    derived_state,
+    migration,
+    moving_state,
+    python_processes,
+    python_queries,
+    python_rows,
+    rescaling,
+)
 from tests.mutants.mutant import Mutant
 
 __all__ = ["MUTANTS"]
@@ -479,6 +487,7 @@ MUTANTS: Final = (
     *_PLANS,
     *migration.MUTANTS,
     *rescaling.PYTHON,
+    *moving_state.PYTHON,
     *derived_state.MUTANTS,
     *python_processes.MUTANTS,
     *python_queries.MUTANTS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.mutants import local_copies, rescaling, scala_driver, scala_table
+from tests.mutants import local_copies, moving_state, rescaling, scala_driver, scala_table
 from tests.mutants.mutant import Mutant
 
 __all__ = ["MUTANTS"]
@@ -366,5 +366,6 @@ MUTANTS: Final = (
     *scala_table.MUTANTS,
     *local_copies.MUTANTS,
     *rescaling.SCALA,
+    *moving_state.SCALA,
     *scala_driver.MUTANTS,
 )

@@ -87,6 +87,30 @@ def test_values_of_a_key_keep_their_order(spark: Any, tmp_path: Path) -> None:
         assert 0 < store.metrics["checkpointLoadBytes"] < 4000
 
 
+def test_family_that_was_created_anew_has_its_new_rows_alone(spark: Any, tmp_path: Path) -> None:
+    other = Family("other")
+    with instances(spark, tmp_path, families=True, backend__localRecovery="off") as instance:
+        first, second = instance(), instance()
+        store = first.open(0)
+        store.create(other)
+        for key, row in ROWS.items():
+            store.put(key, row)
+        store.put(A, (1, "old"), "other")
+        store.commit()
+        store = second.open(1)
+        assert store.remove_family("other")
+        store.commit()
+        store = second.open(2)
+        store.create(other)
+        store.put(B, (2, "new"), "other")
+        store.commit()
+        store = first.open(3)
+        store.create(other)
+        assert store.rows("other") == [(B, (2, "new"))]
+        assert dict(store.rows()) == ROWS
+        store.commit()
+
+
 def test_state_is_whole_after_a_load_of_later_changes_that_failed(instance: Open, tmp_path: Path) -> None:
     first, second = instance(backend__fileStateThreshold="0"), instance(backend__fileStateThreshold="0")
     one = commit(first, 0, None, ROWS)

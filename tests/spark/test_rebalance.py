@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_state_moves_to_executors_that_join(built: Path, tmp_path: Path) -> None:
-    with Program("rebalance", cluster_environment(tmp_path), checkpoint=str(tmp_path)) as program:
+    with Program("rebalance", cluster_environment(tmp_path), checkpoint=str(tmp_path), events=0) as program:
         assert program.next("two executors") == {"0": [4, 4], "1": [4, 4]}
 
         after = program.next("four executors")
@@ -29,5 +31,21 @@ def test_state_moves_to_executors_that_join(built: Path, tmp_path: Path) -> None
             assert result["counts"] == [2000]
             # The last second is not over.
             assert result["batches"] - 3 <= result["seconds"] < result["batches"]
+        program.next("stopped")
+        program.end()
+
+
+@pytest.mark.soak
+def test_state_is_exact_while_executors_come_and_go(built: Path, tmp_path: Path) -> None:
+    events, seed = 100, int(os.environ.get("CLUSTER_SEED", time.time()))
+    print(f"CLUSTER_SEED={seed}")
+    with Program(
+        "rebalance", cluster_environment(tmp_path), checkpoint=str(tmp_path), events=events, seed=seed
+    ) as program:
+        for _ in range(events):
+            print(program.next("event"))
+        result = program.next("moving")
+        assert result["counts"] == [2000]
+        assert result["batches"] - 3 <= result["seconds"] < result["batches"]
         program.next("stopped")
         program.end()

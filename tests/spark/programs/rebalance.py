@@ -1,9 +1,13 @@
 """Test program: queries on two executors, which two more join, and of which one leaves.
 
-The only argument is a JSON object: ``checkpoint``, a directory of the queries' checkpoints.
+The only argument is a JSON object: ``checkpoint``, a directory of the queries' checkpoints, and ``events``.
+If it is not 0, so many executors join, leave or are killed instead, two batches apart, by ``seed``.
 """
 
 import json
+import os
+import random
+import signal
 import statistics
 import sys
 
@@ -11,7 +15,7 @@ from pyspark.sql import functions as f
 
 import spark_statestore
 from spark_statestore.options import OPTION_PREFIX
-from tests.spark.counting import report, wait_for_batch, wait_until
+from tests.spark.counting import executors_of, report, wait_for_batch, wait_until
 from tests.support.sessions import cluster_builder
 
 PARTITIONS = 8
@@ -94,6 +98,26 @@ class Query:
         )
 
 
+def happen(spark, query, executors, events, chance):
+    context = spark._jsc.sc()
+    wanted = 2
+    context.requestExecutors(wanted)
+    for number in range(events):
+        event = chance.choice(["join", "leave", "kill"])
+        if event == "kill":
+            # Spark replaces it.
+            os.kill(chance.choice(executors_of(spark)), signal.SIGKILL)
+        elif wanted < 4 and (event == "join" or wanted == 1):
+            wanted += 1
+            context.requestExecutors(1)
+        else:
+            wanted -= 1
+            context.killExecutor(chance.choice(executors()))
+        query.wait(2)
+        report("event", [number, event, wanted, query.shares()])
+    query.finish()
+
+
 def main():
     asked = json.loads(sys.argv[1])
     builder = cluster_builder().master("local-cluster[4,1,1024]")
@@ -111,6 +135,11 @@ def main():
     assert wait_until(lambda: len(executors()) == 2, 60)
 
     moved = Query(spark, asked["checkpoint"], "moving", moving, True)
+    if asked["events"]:
+        happen(spark, moved, executors, asked["events"], random.Random(asked["seed"]))
+        spark.stop()
+        report("stopped")
+        return
 
     def wait_for(share):
         wait_until(lambda: moved.shares() == {"0": share, "1": share}, 60)

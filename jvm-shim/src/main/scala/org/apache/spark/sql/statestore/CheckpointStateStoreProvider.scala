@@ -219,10 +219,10 @@ class CheckpointStateStoreProvider
 
   /** Gives the state in memory to the caller, and closes; None if there is none, or a task uses it. */
   private[statestore] def giveAway(): Option[LoadedState] = synchronized {
-    val given = Option(content).filter(_.isIdle)
-    if (given.isDefined) content = null
+    val idle = Option(content).filter(_.isIdle)
+    if (idle.isDefined) content = null
     close()
-    given
+    idle
   }
 
   // Takes over the state that was loaded before the partition moved to this executor.

@@ -10,7 +10,7 @@ import org.apache.spark.sql.statestore.BackendException
 import org.apache.spark.sql.statestore.arrow.{ReceivedMessages, StoredMessage, UnreadableChangesException}
 import org.apache.spark.sql.statestore.driver.{CommitFigures, DriverChain, DriverCheckpointStore, DriverVersion, MergedFigures}
 import org.apache.spark.sql.statestore.provider.Handover
-import org.apache.spark.sql.statestore.table.{ChangeSink, LocalCopy, StateTable}
+import org.apache.spark.sql.statestore.table.{ChangeSink, StateTable}
 
 /**
  * Client of the backend for one store. Each call is one exchange and blocks until the backend has

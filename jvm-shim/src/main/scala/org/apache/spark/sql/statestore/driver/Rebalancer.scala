@@ -37,6 +37,9 @@ private[statestore] object Rebalancer extends Logging {
   // Part of an operator's partitions that is on the move at a time.
   private final val MovingPart = 4
 
+  // Seconds until state is to be loaded again after a load before a move has failed, doubled by each failure in turn.
+  private final val PauseSeconds = 10L
+
   // Batches for which a partition that has moved stays where it is, doubled by each move.
   private final val StayingBatches = 10L
 
@@ -45,14 +48,16 @@ private[statestore] object Rebalancer extends Logging {
 
   private lazy val threads = ThreadUtils.newDaemonCachedThreadPool("state-store-rebalance", 8)
 
-  /** Takes note of the stores of a run. */
+  /** Takes note of the stores of a run, unless it has ended. */
   def opened(kind: StoreKind): Unit =
-    kinds.computeIfAbsent(kind.run, _ => new ConcurrentHashMap).putIfAbsent((kind.operator, kind.name), kind)
+    if (queries.containsKey(kind.run)) kinds.computeIfAbsent(kind.run, _ => new ConcurrentHashMap).putIfAbsent((kind.operator, kind.name), kind)
 
   /** Moves the partitions of a query that are ready to, before the tasks of the batch that is planned. */
   def planned(session: SparkSession, batch: SparkPlan): Unit = {
     val context = session.sparkContext
-    if (!context.isLocal && BackendOptions.parse(session.conf.getAll).rebalances) {
+    val options = BackendOptions.parse(session.conf.getAll)
+    // The tasks of a batch in real-time mode leave no slot to load state in.
+    if (!context.isLocal && options.rebalances && !options.isRealTimeMode) {
       try {
         groupsOf(batch).groupBy(_.run).foreach { case (run, groups) =>
           queries.computeIfAbsent(run, new QueryPlaces(session, _)).planned(groups)
@@ -124,6 +129,8 @@ private[statestore] object Rebalancer extends Logging {
     private var lookedAt = 0L
     private var isLooking = false
     private var isBalanced = false
+    private var failures = 0
+    private var pausedUntil = Long.MinValue
     // By the first operator of a group and partition.
     private val ready = mutable.Map.empty[(Long, Int), Place]
     private val moved = mutable.Map.empty[(Long, Int), Moved]
@@ -195,9 +202,13 @@ private[statestore] object Rebalancer extends Logging {
     }
 
     private def lookNow(): Unit = {
-      val present = peers()
       val known = synchronized(groups)
       val places = known.flatMap(group => placesOf(group).map((group, _)))
+      if (places.nonEmpty) look(places, isWhole = places.size == known.size)
+    }
+
+    private def look(places: Seq[(Group, IndexedSeq[Option[String]])], isWhole: Boolean): Unit = {
+      val present = peers()
       partitionsByExecutor = places.flatMap(_._2.flatten).groupMapReduce(identity)(_ => 1)(_ + _)
       val moves = places.flatMap { case (group, byPartition) =>
         val operator = group.operators.head.operator
@@ -207,10 +218,10 @@ private[statestore] object Rebalancer extends Logging {
           byPartition, present.keys.toSeq, others, isMovable, math.max(1, math.ceil(group.partitions.toDouble / MovingPart).toInt))
           .map(move => (group, move, byPartition(move.partition).forall(present.contains)))
       }
-      synchronized { isBalanced = places.nonEmpty && places.size == known.size && moves.isEmpty }
+      synchronized { isBalanced = isWhole && moves.isEmpty }
       val (waiting, urgent) = moves.partition(_._3)
       urgent.foreach { case (group, move, _) => setReady(group, move, present) }
-      if (waiting.nonEmpty) prepare(waiting.map { case (group, move, _) => (group, move) }, present)
+      if (waiting.nonEmpty && synchronized(System.nanoTime() >= pausedUntil)) prepare(waiting.map { case (group, move, _) => (group, move) }, present)
     }
 
     // The executor of each partition; None if an operator's stores are not known yet.
@@ -241,6 +252,10 @@ private[statestore] object Rebalancer extends Logging {
       }
       val done = StatePreparation.run(context, hadoopConf, run, preparations)
       moves.indices.filter(done).foreach(i => setReady(moves(i)._1, moves(i)._2, hosts))
+      synchronized {
+        failures = if (done.nonEmpty) 0 else failures + 1
+        pausedUntil = if (done.nonEmpty) Long.MinValue else System.nanoTime() + (PauseSeconds << math.min(failures, 6)) * 1000000000L
+      }
       logInfo(s"${done.size} of ${moves.size} partitions of the run $run are loaded on executors that have less than their share " +
         "of its state, and move there with the next batch")
     }
