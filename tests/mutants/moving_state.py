@@ -24,14 +24,6 @@ PYTHON: Final = (
         (f"{_LINEAGES}::test_streams_since_another_attempt_or_a_distant_version_are_none",),
         "Changes are applied to the attempt alone that they build on.",
     ),
-    Mutant(
-        "later-changes-across-a-full-snapshot",
-        _LINEAGE,
-        "if later[-1].metadata.parent_attempt_id != attempt_id or any(one.is_full for one in later):",
-        "if later[-1].metadata.parent_attempt_id != attempt_id:",
-        (f"{_LINEAGES}::test_streams_since_an_ancestor_turn_it_into_the_version",),
-        "A commit that wrote everything has no changes to apply.",
-    ),
 )
 
 SCALA: Final = (
@@ -40,7 +32,7 @@ SCALA: Final = (
         f"{_SHIM}/provider/StateLoader.scala",
         "if (wanted.toSet != state.families.map(family => (family.name, family.createdAtVersion)).toSet) {",
         "if (wanted.isEmpty) {",
-        (f"{_LATER}::test_family_that_was_created_anew_has_its_new_rows_alone",),
+        (f"{_LATER}::test_family_that_was_created_anew_is_not_the_one_in_memory",),
         "Changes are not applied to the rows of a family that was removed.",
     ),
     Mutant(

@@ -87,8 +87,15 @@ def test_values_of_a_key_keep_their_order(spark: Any, tmp_path: Path) -> None:
         assert 0 < store.metrics["checkpointLoadBytes"] < 4000
 
 
-def test_family_that_was_created_anew_has_its_new_rows_alone(spark: Any, tmp_path: Path) -> None:
+def test_family_that_was_created_anew_is_not_the_one_in_memory(spark: Any, tmp_path: Path) -> None:
     other = Family("other")
+
+    def put(provider: Provider, version: int, key: Row, row: Row) -> None:
+        store = provider.open(version)
+        store.create(other)
+        store.put(key, row, "other")
+        store.commit()
+
     with instances(spark, tmp_path, families=True, backend__localRecovery="off") as instance:
         first, second = instance(), instance()
         store = first.open(0)
@@ -97,18 +104,17 @@ def test_family_that_was_created_anew_has_its_new_rows_alone(spark: Any, tmp_pat
             store.put(key, row)
         store.put(A, (1, "old"), "other")
         store.commit()
-        store = second.open(1)
+        put(second, 1, B, (2, "removed"))
+        store = second.open(2)
         assert store.remove_family("other")
         store.commit()
-        store = second.open(2)
-        store.create(other)
-        store.put(B, (2, "new"), "other")
-        store.commit()
-        store = first.open(3)
-        store.create(other)
-        assert store.rows("other") == [(B, (2, "new"))]
+        put(second, 3, A, (1, "new"))
+        # The family in memory has as many rows, but not the same history.
+        put(first, 4, A, (1, "newer"))
+        store = instance().open_read(5)
+        assert store.rows("other") == [(A, (1, "newer"))]
         assert dict(store.rows()) == ROWS
-        store.commit()
+        store.release()
 
 
 def test_state_is_whole_after_a_load_of_later_changes_that_failed(instance: Open, tmp_path: Path) -> None:
