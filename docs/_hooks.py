@@ -19,13 +19,11 @@ from mkdocs.structure.pages import Page
 
 import spark_statestore
 from spark_statestore.cli.app import app
-from spark_statestore.options import OPTIONS, Option
 
 ROOT = Path(__file__).parents[1]
-METRICS = ROOT / "jvm-shim/src/main/scala/org/apache/spark/sql/statestore/provider/StoreMetrics.scala"
 
-NOT_ON_THE_HOME_PAGE = ("Options", "Operator state", "Command line", "Metrics", "More")
-"""Sections of README that are pages of their own, or in the navigation."""
+NOT_ON_THE_HOME_PAGE = ("More",)
+"""Sections of README that are in the navigation."""
 
 API = {
     "Session": ["spark_statestore.session"],
@@ -48,17 +46,12 @@ API = {
 PUBLIC = ("spark_statestore", "spark_statestore.operator_state", "spark_statestore.testing")
 """Modules whose `__all__` is the public interface."""
 
-Metric = tuple[str, str, str]
-
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made from README and the code."""
     readme = (ROOT / "README.md").read_text()
     pages = {
         "index.md": home(readme),
-        "operator-state.md": section(readme, "Operator state", "# Keep state of your own"),
-        "reference/options.md": options_page(readme),
-        "reference/metrics.md": metrics_page(readme),
         "reference/cli.md": cli_page(),
         "reference/api.md": api_page(),
     }
@@ -108,14 +101,6 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     return output
 
 
-def section(readme: str, name: str, title: str, folder: str = ".") -> str:
-    """Return a section of README as a page in a folder of docs/."""
-    found = re.search(rf"^## {name}\n(.*?)(?=^## |\Z)", readme, re.MULTILINE | re.DOTALL)
-    if found is None:
-        raise PluginError(f"README.md has no section {name!r}, of which docs/_hooks.py makes a page.")
-    return f"{title}\n{moved_to(folder, found[1])}"
-
-
 def home(readme: str) -> str:
     """Return README without the sections that are pages of their own."""
     for name in NOT_ON_THE_HOME_PAGE:
@@ -134,68 +119,6 @@ def moved_to(folder: str, text: str) -> str:
         return f"[{link[1]}]({os.path.relpath(link[2], os.path.join('docs', folder))})"
 
     return re.sub(r"\[([^\]\n]*)\]\((?!\w+:|#)([^)\s]+)\)", moved, text)
-
-
-def with_table(page: str, table: str) -> str:
-    """Return a page with another table in the place of its own."""
-    return re.sub(r"^(\|.*\n)+", lambda _: table, page, count=1, flags=re.MULTILINE)
-
-
-def options_page(readme: str) -> str:
-    """Return the page of the options."""
-    entries = [
-        f"### `{option.name}`\n\n- Meaning: {option.meaning}\n- Default: {option.default}\n- Valid: "
-        f"{valid(option)}\n"
-        f"- Key: `{option.key}`\n\n"
-        for option in OPTIONS
-    ]
-    prose = with_table(section(readme, "Options", "# Options", "reference"), "")
-    return f"{prose}\n## All options\n\n{''.join(entries)}"
-
-
-def valid(option: Option) -> str:
-    """Return the description of an option's valid values."""
-    match option.type:
-        case "choice":
-            return " or ".join(f"`{choice}`" for choice in option.choices)
-        case "boolean":
-            return "`true` or `false`"
-        case "text":
-            return "an absolute path or a URL" if option.refused else "text"
-        case kind:
-            unit = "bytes, also with `k`, `m` or `g`" if kind == "size" else "an integer"
-            least = "" if option.least is None else f", at least {option.least}"
-            most = "" if option.most is None else f", at most {option.most}"
-            return f"{unit}{least}{most}"
-
-
-def metrics() -> list[Metric]:
-    """Return name, kind and description of each metric of the provider."""
-    source = METRICS.read_text()
-    declared = {
-        value: (name, kind, description)
-        for value, kind, name, description in re.findall(
-            r'val (\w+) = (\w+Metric)\(\s*"(\w+)",\s*"([^"]+)"', source
-        )
-    }
-    listed = re.search(r"supported: Seq\[StateStoreCustomMetric\] = Seq\(([^)]+)\)", source)
-    names = re.findall(r"\w+", listed[1]) if listed else []
-    missing = sorted(set(names) ^ declared.keys())
-    if missing or not names:
-        raise PluginError(f"docs/_hooks.py cannot read the metrics {', '.join(missing)} of {METRICS.name}.")
-    return [declared[name] for name in names]
-
-
-def metrics_page(readme: str) -> str:
-    """Return the page of the metrics."""
-    kinds = {
-        "StateStoreCustomSumMetric": "sum over the partitions",
-        "SizeMetric": "bytes, sum over the partitions",
-        "MaximumMetric": "maximum over the partitions",
-    }
-    rows = [f"| `{name}` | {kinds[kind]} | {description} |" for name, kind, description in metrics()]
-    table = "\n".join(["| metric | kind | meaning |", "|---|---|---|", *rows, ""])
-    return with_table(section(readme, "Metrics", "# Metrics", "reference"), table)
 
 
 def cli_page() -> str:

@@ -1,7 +1,7 @@
 """The table of all options.
 
-It validates what a user sets, for `configure` and for the JVM, which asks a backend; and it is the README's
-table (`as_markdown`).
+It validates what a user sets, for `configure` and for the JVM, which asks a backend; and it is the
+table of docs/options.md (`as_markdown`).
 """
 
 from __future__ import annotations
@@ -470,7 +470,7 @@ class StorageOptions:
 
 
 def as_markdown(options: Iterable[Option] = OPTIONS) -> str:
-    """Return the table as Markdown, for the README."""
+    """Return the table as Markdown, for docs/options.md."""
     lines = ["| option | default | meaning |", "|---|---|---|"]
     lines += [f"| {o.name} | {o.default} | {o.meaning} |" for o in options]
     return "\n".join(lines)

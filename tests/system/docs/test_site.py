@@ -13,12 +13,9 @@ from typing import Any
 import pytest
 
 import spark_statestore
-from spark_statestore.options import OPTIONS
 from tests.support.commands import run
 from tests.support.paths import ROOT
 from tests.unit.cli.test_app import commands
-
-METRICS = "jvm-shim/src/main/scala/org/apache/spark/sql/statestore/provider/StoreMetrics.scala"
 
 REPOSITORY = "https://example.org/x/"
 
@@ -51,8 +48,7 @@ def checkout(tmp_path: Path) -> Path:
         directory / "spark_statestore",
         ignore=shutil.ignore_patterns("jars", "__pycache__"),
     )
-    (directory / METRICS).parent.mkdir(parents=True)
-    for name in ("mkdocs.yml", "README.md", METRICS):
+    for name in ("mkdocs.yml", "README.md"):
         shutil.copy(ROOT / name, directory / name)
     for path in ROOT.iterdir():
         if not path.name.startswith(".") and not (directory / path.name).exists():
@@ -64,13 +60,8 @@ def identifiers(page: Path) -> set[str]:
     return set(re.findall(r' id="([^"]+)"', page.read_text()))
 
 
-def test_reference_has_every_option_metric_command_and_name(site: Path) -> None:
+def test_reference_has_every_command_and_name(site: Path) -> None:
     reference = site / "reference"
-    assert {option.name.lower() for option in OPTIONS} <= identifiers(reference / "options/index.html")
-    metrics = re.findall(r'Metric\(\s*"(\w+)"', (ROOT / METRICS).read_text())
-    page = (reference / "metrics/index.html").read_text()
-    assert len(metrics) >= 15
-    assert [name for name in metrics if f"<code>{name}</code>" not in page] == []
     named = {f"spark-statestore-{name.replace('_', '-')}" for name in commands()}
     assert named <= identifiers(reference / "cli/index.html")
     public = {f"spark_statestore.{name}" for name in spark_statestore.__all__} - {
@@ -143,8 +134,7 @@ def case(name: str, path: str, old: str, new: str, *errors: str) -> Any:
             "",
             "lacks help: --stopped",
         ),
-        case("undeclared metric", METRICS, "SnapshotAge, MaxRows", "Snapshots, MaxRows", "metrics Snapshot"),
-        case("README", "README.md", "## Metrics\n", "## Figures\n", "no section 'Metrics'"),
+        case("README", "README.md", "## More\n", "## Links\n", "no section 'More'"),
     ],
 )
 def test_build_refuses(
