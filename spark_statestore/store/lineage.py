@@ -122,17 +122,21 @@ def streams_since(
     """
     if not end.name.version - _MOST_LATER_VERSIONS <= version < end.name.version:
         return None
-    later = [end]
+    commit, entries, size = end, end.own_entries, _size(end)
+    whole = end.metadata.handle.state_size
     try:
-        while later[-1].name.version > version + 1:
-            later.append(_parent(store, later[-1]))
+        while commit.name.version > version + 1 and not commit.is_full and size < whole:
+            commit = _parent(store, commit)
+            entries = commit.own_entries + entries
+            size += _size(commit)
     except CheckpointError:
         return None
-    if later[-1].metadata.parent_attempt_id != attempt_id or any(one.is_full for one in later):
-        return None
-    entries = [entry for one in reversed(later) for entry in one.own_entries]
-    size = sum(entry.state.state_size for entry in entries)
-    return entries if size < end.metadata.handle.state_size else None
+    is_built_on = commit.name.version == version + 1 and commit.metadata.parent_attempt_id == attempt_id
+    return entries if is_built_on and not commit.is_full and size < whole else None
+
+
+def _size(version: PastVersion) -> int:
+    return sum(entry.state.state_size for entry in version.own_entries)
 
 
 def changes(

@@ -19,8 +19,8 @@ PYTHON: Final = (
     Mutant(
         "later-changes-of-another-attempt",
         _LINEAGE,
-        "if later[-1].metadata.parent_attempt_id != attempt_id or any(one.is_full for one in later):",
-        "if any(one.is_full for one in later):",
+        "commit.name.version == version + 1 and commit.metadata.parent_attempt_id == attempt_id",
+        "commit.name.version == version + 1",
         (f"{_LINEAGES}::test_streams_since_another_attempt_or_a_distant_version_are_none",),
         "Changes are applied to the attempt alone that they build on.",
     ),
@@ -42,6 +42,14 @@ SCALA: Final = (
         "val known = None",
         (f"{_LATER}::test_changes_of_later_versions_alone_are_loaded",),
         "A state that returns to an executor costs what has changed since.",
+    ),
+    Mutant(
+        "returned-state-is-not-compacted",
+        f"{_SHIM}/CheckpointStateStoreProvider.scala",
+        "if (earlier.exists(_ eq loaded) && loaded.compactIfWanted()) counters.compactions += 1",
+        "if (earlier.contains(null) && loaded.compactIfWanted()) counters.compactions += 1",
+        (f"{_LATER}::test_state_that_always_returns_is_compacted",),
+        "The memory of a state that always returns is bounded.",
     ),
     Mutant(
         "moved-state-is-not-used",

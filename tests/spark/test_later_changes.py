@@ -117,6 +117,24 @@ def test_family_that_was_created_anew_is_not_the_one_in_memory(spark: Any, tmp_p
         store.release()
 
 
+def test_state_that_always_returns_is_compacted(instance: Open) -> None:
+    providers = instance(), instance()
+    rows: dict[Row, Row] = {("row", i): (0, "x" * 2000) for i in range(1000)}
+    checkpoint_id = commit(providers[0], 0, None, rows)
+    used, compactions = [], 0
+    for version in range(1, 30):
+        changed: dict[Row, Row] = {("row", i): (version, "x" * 2000) for i in range(150)}
+        store = begin(providers[version % 2], version, checkpoint_id, changed)
+        store.commit()
+        rows |= changed
+        checkpoint_id = store.checkpoint_id
+        used.append(store.metrics["memoryUsedBytes"])
+        compactions += store.metrics["stateTableCompactions"]
+    assert compactions > 0
+    assert max(used) < 3 * used[0]
+    assert read(instance(), 30, checkpoint_id) == rows
+
+
 def test_state_is_whole_after_a_load_of_later_changes_that_failed(instance: Open, tmp_path: Path) -> None:
     first, second = instance(backend__fileStateThreshold="0"), instance(backend__fileStateThreshold="0")
     one = commit(first, 0, None, ROWS)

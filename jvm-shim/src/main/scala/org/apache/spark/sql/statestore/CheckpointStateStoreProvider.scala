@@ -48,6 +48,8 @@ class CheckpointStateStoreProvider
   private var driverStore: Option[DriverCheckpointStore] = None
   private var runId = ""
   private var kind: StoreKind = _
+  // Whether its state is for another provider.
+  private var isPrepared = false
   private val taskReadStores = new TaskReadStores
   private val instance = java.util.UUID.randomUUID.toString
 
@@ -191,7 +193,7 @@ class CheckpointStateStoreProvider
     if (schema != null && !closed) StoreMetrics.closed()
     closed = true
     replaceContent(null)
-    if (id != null) StoreMetrics.forget(operator)
+    if (id != null && !isPrepared) StoreMetrics.forget(operator)
     ClosedStores.closed(instance)
     HeapWatch.forget(this)
   }
@@ -215,7 +217,10 @@ class CheckpointStateStoreProvider
       id.storeCheckpointLocation()
 
   /** Loads a version, for another provider of the store to take. */
-  private[statestore] def prepare(version: Long, ckptId: Option[String]): Unit = openReadStore(version, ckptId, None).end()
+  private[statestore] def prepare(version: Long, ckptId: Option[String]): Unit = {
+    isPrepared = true
+    openReadStore(version, ckptId, None).end()
+  }
 
   /** Gives the state in memory to the caller, and closes; None if there is none, or a task uses it. */
   private[statestore] def giveAway(): Option[LoadedState] = synchronized {
@@ -227,7 +232,10 @@ class CheckpointStateStoreProvider
 
   // Takes over the state that was loaded before the partition moved to this executor.
   private def adoptPrepared(): Unit = PreparedStates.take(id, runId).foreach { prepared =>
-    synchronized(if (content == null && !closed) content = prepared else prepared.drop())
+    synchronized {
+      val isWanted = !closed && (content == null || content.isIdle && content.newest.version < prepared.newest.version)
+      if (isWanted) replaceContent(prepared) else prepared.drop()
+    }
   }
 
   /** The state in memory, null if there is none. To be called under the lock. */
@@ -432,6 +440,7 @@ class CheckpointStateStoreProvider
     }
     try {
       if (forWriting) awaitEarlierRuns()
+      if (!found) loader
     } catch {
       case e: Throwable =>
         earlier.foreach(_.drop())
@@ -439,7 +448,10 @@ class CheckpointStateStoreProvider
     }
     if (!found) {
       val loaded = if (version == 0) loader.empty(0L) else loader.load(version, ckptId, from, counters, earlier)
-      synchronized(holdLoaded(loaded, hold))
+      synchronized {
+        if (earlier.exists(_ eq loaded) && loaded.compactIfWanted()) counters.compactions += 1
+        holdLoaded(loaded, hold)
+      }
     }
     if (version == 0) client.backend.prestart()
     counters.loadNanos += System.nanoTime() - start

@@ -58,7 +58,8 @@ private[statestore] final class CheckpointClient(
       request.put("from", start.version)
       start.id.foreach(request.put("fromId", _))
     }
-    after.foreach { case (earlier, attemptId) =>
+    // The driver's objects are sent as a whole.
+    after.filter(_ => driverStore.isEmpty).foreach { case (earlier, attemptId) =>
       request.put("after", earlier)
       request.put("afterAttemptId", attemptId)
     }

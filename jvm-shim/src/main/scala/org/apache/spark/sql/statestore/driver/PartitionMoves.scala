@@ -20,17 +20,18 @@ private[statestore] object PartitionMoves {
    *
    * @param places     the executor of each partition, None where Spark knows none
    * @param executors  that may have state
-   * @param elsewhere  partitions of the query's other operators on each of them: of equal ones, the one with fewest takes the next
+   * @param elsewhere  partitions of other operators and queries on each of them: of equal ones, the one with fewest takes the next
    * @param isMovable  false for partitions that stay where they are, unless their executor is gone
    * @param most       most moves of partitions whose executor is not gone
+   * @param salt       by which different operators choose different ones of equal executors
    */
   def due(
-      places: IndexedSeq[Option[String]], executors: Seq[String], elsewhere: Map[String, Int], isMovable: Int => Boolean, most: Int)
-      : Seq[PartitionMove] = if (executors.isEmpty) Nil else {
+      places: IndexedSeq[Option[String]], executors: Seq[String], elsewhere: Map[String, Int], isMovable: Int => Boolean, most: Int,
+      salt: Int): Seq[PartitionMove] = if (executors.isEmpty) Nil else {
     val present = executors.toSet
     val held = mutable.Map.from(executors.map(_ -> mutable.ArrayBuffer.empty[Int]))
     places.indices.foreach(partition => places(partition).filter(present).foreach(held(_) += partition))
-    def least = executors.minBy(executor => (held(executor).size, elsewhere.getOrElse(executor, 0), executor))
+    def least = executors.minBy(executor => (held(executor).size, elsewhere.getOrElse(executor, 0), (executor, salt).hashCode))
     def fullest = executors.maxBy(executor => held(executor).size)
     val moves = mutable.ArrayBuffer.empty[PartitionMove]
     def move(partition: Int): Unit = {

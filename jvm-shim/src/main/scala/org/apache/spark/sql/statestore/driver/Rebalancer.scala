@@ -69,7 +69,7 @@ private[statestore] object Rebalancer extends Logging {
   }
 
   /** Has the places of state looked at now: an executor has joined or left. */
-  def executorsChanged(): Unit = queries.values.forEach(_.look())
+  def executorsChanged(): Unit = if (!queries.isEmpty) threads.execute(() => queries.values.forEach(_.look()))
 
   /** Forgets a run that has ended. */
   def ended(run: String): Unit = {
@@ -84,7 +84,7 @@ private[statestore] object Rebalancer extends Logging {
     Option(kinds.get(run)).fold(Seq.empty[StoreKind])(_.values.asScala.filter(_.operator == operator).toSeq.sortBy(_.name))
 
   /**
-   * Operators whose tasks are the same, since no exchange is between them.
+   * Operators whose tasks are the same: neither an exchange nor a union is between them.
    *
    * @param operators  the last one of the stage first: it decides where Spark runs the task
    */
@@ -98,7 +98,9 @@ private[statestore] object Rebalancer extends Logging {
 
   private def groupsOf(batch: SparkPlan): Seq[Group] = {
     val stages = mutable.LinkedHashMap.empty[(String, Int), mutable.LinkedHashMap[Long, OperatorVersion]]
-    var exchanges = 0
+    var stageCount = 0
+    // A join's task has a partition of each side; those of a union are other tasks.
+    def isZip(plan: SparkPlan) = plan.children.size < 2 || plan.isInstanceOf[Since41.StatefulOperator]
     def visit(plan: SparkPlan, stage: Int): Unit = {
       plan match {
         case stateful: SparkPlan with Since41.StatefulOperator =>
@@ -110,11 +112,13 @@ private[statestore] object Rebalancer extends Logging {
           }
         case _ =>
       }
-      if (plan.isInstanceOf[Exchange]) exchanges += 1
-      val below = if (plan.isInstanceOf[Exchange]) exchanges else stage
-      plan.children.foreach(visit(_, below))
+      plan.children.foreach { child =>
+        val isOther = plan.isInstanceOf[Exchange] || !isZip(plan)
+        if (isOther) stageCount += 1
+        visit(child, if (isOther) stageCount else stage)
+      }
     }
-    visit(batch, exchanges)
+    visit(batch, stageCount)
     stages.toSeq.map { case ((run, _), operators) => Group(run, operators.values.toSeq) }
   }
 
@@ -159,22 +163,26 @@ private[statestore] object Rebalancer extends Logging {
         place <- ready.remove((group.operators.head.operator, partition)) if present(place.executor)
       } {
         storesOf(group, partition).foreach { store =>
-          coordinator.reportActiveInstance(
-            StateStoreProviderId(store.kind.id(partition), UUID.fromString(run)), place.host, place.executor, Nil)
+          coordinator.reportActiveInstance(providerId(store.kind, partition), place.host, place.executor, Nil)
         }
-        val key = (group.operators.head.operator, partition)
-        val times = moved.get(key).fold(0)(_.times)
-        moved(key) = Moved(batch + (StayingBatches << math.min(times, 6)), times + 1)
+        stay(group, partition)
       }
       // Of operators that the batch does not have.
       ready.clear()
     }
 
+    private def stay(group: Group, partition: Int): Unit = {
+      val key = (group.operators.head.operator, partition)
+      val times = moved.get(key).fold(0)(_.times)
+      moved(key) = Moved(batch + (StayingBatches << math.min(times, 6)), times + 1)
+    }
+
     private def batch: Long = groups.map(_.operators.head.version).maxOption.getOrElse(0L)
 
+    // Of an operator that has fewer stores than its stage has partitions, as a limit has, those that exist.
     private def storesOf(group: Group, partition: Int): Seq[PreparedStore] = for {
-      operator <- group.operators
-      kind <- kindsOf(run, operator.operator) if kind.root == operator.root && partition < operator.partitions
+      operator <- group.operators if operator.ids.forall(partition < _.length)
+      kind <- kindsOf(run, operator.operator) if kind.root == operator.root && placeOf(kind, partition).isDefined
     } yield PreparedStore(kind, partition, operator.version, operator.ids.map(of => of(partition)(JoinStores.indexOf(kind.name))))
 
     def look(): Unit = if (beginLook()) {
@@ -208,50 +216,64 @@ private[statestore] object Rebalancer extends Logging {
     }
 
     private def look(places: Seq[(Group, IndexedSeq[Option[String]])], isWhole: Boolean): Unit = {
-      val present = peers()
-      partitionsByExecutor = places.flatMap(_._2.flatten).groupMapReduce(identity)(_ => 1)(_ + _)
-      val moves = places.flatMap { case (group, byPartition) =>
+      val active = context.getExecutorIds().toSet
+      val present = hostsOf(active)
+      partitionsByExecutor = counted(places.flatMap(_._2.flatten))
+      val elsewhere = queries.asScala.toSeq.filter(_._1 != run).flatMap(_._2.partitionsByExecutor)
+      val moves = places.flatMap { case (group, known) =>
         val operator = group.operators.head.operator
-        val others = places.filter(_._1 ne group).flatMap(_._2.flatten).groupMapReduce(identity)(_ => 1)(_ + _)
+        val here = counted(places.filter(_._1 ne group).flatMap(_._2.flatten)).toSeq
+        val others = (elsewhere ++ here).groupMapReduce(_._1)(_._2)(_ + _)
+        // An executor whose host is unknown for a moment keeps what it has.
+        val byPartition = known.map(_.filter(place => present.contains(place) || !active(place)))
         val isMovable = (partition: Int) => synchronized(moved.get((operator, partition)).forall(_.until <= batch))
         PartitionMoves.due(
-          byPartition, present.keys.toSeq, others, isMovable, math.max(1, math.ceil(group.partitions.toDouble / MovingPart).toInt))
+          byPartition, present.keys.toSeq, others, isMovable, math.max(1, math.ceil(group.partitions.toDouble / MovingPart).toInt),
+          s"$run/$operator".hashCode)
           .map(move => (group, move, byPartition(move.partition).forall(present.contains)))
       }
       synchronized { isBalanced = isWhole && moves.isEmpty }
       val (waiting, urgent) = moves.partition(_._3)
       urgent.foreach { case (group, move, _) => setReady(group, move, present) }
-      if (waiting.nonEmpty && synchronized(System.nanoTime() >= pausedUntil)) prepare(waiting.map { case (group, move, _) => (group, move) }, present)
+      val isActive = queries.get(run) eq this
+      if (waiting.nonEmpty && isActive && synchronized(System.nanoTime() >= pausedUntil)) prepare(waiting.map { case (group, move, _) => (group, move) }, present)
     }
 
     // The executor of each partition; None if an operator's stores are not known yet.
     private def placesOf(group: Group): Option[IndexedSeq[Option[String]]] = {
       val operator = group.operators.head
       kindsOf(run, operator.operator).find(_.root == operator.root).map { kind =>
-        (0 until operator.partitions).map { partition =>
-          coordinator.getLocation(StateStoreProviderId(kind.id(partition), UUID.fromString(run)))
-            .flatMap(location => TaskLocation(location) match {
-              case place: ExecutorCacheTaskLocation => Some(place.executorId)
-              case _ => None
-            })
-        }
+        (0 until operator.partitions).map(placeOf(kind, _))
       }
     }
 
+    private def placeOf(kind: StoreKind, partition: Int): Option[String] =
+      coordinator.getLocation(providerId(kind, partition)).map(TaskLocation(_)).collect {
+        case place: ExecutorCacheTaskLocation => place.executorId
+      }
+
+    private def providerId(kind: StoreKind, partition: Int): StateStoreProviderId =
+      StateStoreProviderId(kind.id(partition), UUID.fromString(run))
+
+    private def counted(executors: Seq[String]): Map[String, Int] = executors.groupMapReduce(identity)(_ => 1)(_ + _)
+
     // Host by executor, of those that may get tasks.
-    private def peers(): Map[String, String] = {
-      val active = context.getExecutorIds().toSet
+    private def hostsOf(active: Set[String]): Map[String, String] = {
       val blocks = SparkEnv.get.blockManager
       blocks.master.getPeers(blocks.blockManagerId).filter(peer => active(peer.executorId))
         .map(peer => peer.executorId -> peer.host).toMap
     }
 
     private def prepare(moves: Seq[(Group, PartitionMove)], hosts: Map[String, String]): Unit = {
-      val preparations = moves.map { case (group, move) =>
-        Preparation(Place(hosts(move.executor), move.executor), storesOf(group, move.partition))
+      // A task for each executor, which has a core less meanwhile.
+      val byExecutor = moves.groupBy(_._2.executor).toSeq
+      val preparations = byExecutor.map { case (executor, its) =>
+        Preparation(Place(hosts(executor), executor), its.map { case (group, move) => storesOf(group, move.partition) })
       }
-      val done = StatePreparation.run(context, hadoopConf, run, preparations)
-      moves.indices.filter(done).foreach(i => setReady(moves(i)._1, moves(i)._2, hosts))
+      val loaded = StatePreparation.run(context, hadoopConf, run, preparations)
+      val (done, failed) = byExecutor.zip(loaded).flatMap { case ((_, its), loaded) => its.zip(loaded) }.partition(_._2)
+      done.foreach { case ((group, move), _) => setReady(group, move, hosts) }
+      synchronized(failed.foreach { case ((group, move), _) => stay(group, move.partition) })
       synchronized {
         failures = if (done.nonEmpty) 0 else failures + 1
         pausedUntil = if (done.nonEmpty) Long.MinValue else System.nanoTime() + (PauseSeconds << math.min(failures, 6)) * 1000000000L

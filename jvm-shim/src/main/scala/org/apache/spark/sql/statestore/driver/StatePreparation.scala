@@ -1,45 +1,46 @@
 package org.apache.spark.sql.statestore.driver
 
-import scala.collection.mutable
 import scala.concurrent.duration.Duration
-import scala.reflect.ClassTag
 
 import org.apache.hadoop.conf.Configuration
 
-import org.apache.spark.{Partition, SparkContext, TaskContext}
+import org.apache.spark.{Partition, SparkContext, SparkEnv, TaskContext}
 import org.apache.spark.broadcast.Broadcast
+import org.apache.spark.internal.Logging
 import org.apache.spark.rdd.RDD
 import org.apache.spark.scheduler.ExecutorCacheTaskLocation
 import org.apache.spark.sql.statestore.provider.{PreparedStates, PreparedStore}
 import org.apache.spark.util.{SerializableConfiguration, ThreadUtils}
 
-/** The stores of a partition that an executor is to load. */
-private[statestore] final case class Preparation(place: Place, stores: Seq[PreparedStore])
+/** The stores of each partition that an executor is to load. */
+private[statestore] final case class Preparation(place: Place, partitions: Seq[Seq[PreparedStore]])
 
-/** A Spark job that loads state on the executors that it moves to, a task for each partition. */
-private[statestore] object StatePreparation {
-  /** Runs the job; returns the indices of what was loaded. A task that Spark has run elsewhere loads nothing. */
-  def run(context: SparkContext, hadoopConf: Configuration, run: String, preparations: Seq[Preparation]): Set[Int] = {
+/** A Spark job that loads state on the executors that it moves to, a task for each executor. */
+private[statestore] object StatePreparation extends Logging {
+  /** Runs the job; returns whether each partition was loaded. A task that Spark has run elsewhere loads nothing. */
+  def run(
+      context: SparkContext, hadoopConf: Configuration, run: String, preparations: Seq[Preparation]): Seq[Seq[Boolean]] = {
     val conf = context.broadcast(new SerializableConfiguration(hadoopConf))
-    val loaded = mutable.Set.empty[Int]
+    val loaded = preparations.map(_.partitions.map(_ => false)).toArray
     try {
       val tasks = new Preparations(context, preparations, conf)
       context.setJobDescription(s"State of the run $run is loaded on executors that it moves to")
-      ThreadUtils.awaitReady(
-        context.submitJob[Boolean, Boolean, Unit](
-          tasks, _.next(), preparations.indices, (i, isLoaded) => if (isLoaded) loaded.synchronized(loaded += i), ()),
-        Duration.Inf)
+      val job = context.submitJob[Seq[Boolean], Seq[Boolean], Unit](
+        tasks, _.next(), preparations.indices, (i, partitions) => loaded.synchronized(loaded(i) = partitions), ())
+      ThreadUtils.awaitReady(job, Duration.Inf).value.foreach(_.failed.foreach { e =>
+        logWarning(s"state of the run $run was not loaded on the executors that it is to move to", e)
+      })
     } finally {
       conf.destroy()
     }
-    loaded.synchronized(loaded.toSet)
+    loaded.synchronized(loaded.toSeq)
   }
 }
 
 private final class Preparations(
     context: SparkContext, @transient private val preparations: Seq[Preparation],
     conf: Broadcast[SerializableConfiguration])
-  extends RDD[Boolean](context, Nil)(ClassTag.Boolean) {
+  extends RDD[Seq[Boolean]](context, Nil) {
 
   override protected def getPartitions: Array[Partition] =
     preparations.indices.map(i => new PreparedPartition(i, preparations(i))).toArray
@@ -49,9 +50,17 @@ private final class Preparations(
     Seq(ExecutorCacheTaskLocation(place.host, place.executor).toString)
   }
 
-  override def compute(split: Partition, task: TaskContext): Iterator[Boolean] = {
+  override def compute(split: Partition, task: TaskContext): Iterator[Seq[Boolean]] = {
     val preparation = split.asInstanceOf[PreparedPartition].preparation
-    Iterator(PreparedStates.prepare(preparation.place.executor, preparation.stores, conf.value.value))
+    val isHere = SparkEnv.get.executorId == preparation.place.executor
+    if (!isHere) awaitOther(task)
+    Iterator(preparation.partitions.map(stores => isHere && PreparedStates.prepare(stores, conf.value.value)))
+  }
+
+  // A speculative copy must not end before the task that loads the state.
+  private def awaitOther(task: TaskContext): Unit = if (task.attemptNumber() > 0) {
+    val end = System.nanoTime() + 60000000000L
+    while (!task.isInterrupted() && System.nanoTime() < end) Thread.sleep(100)
   }
 }
 

@@ -201,14 +201,14 @@ private[statestore] final class LoadedState(
     version <= usableUntil &&
       (rewindTo(v => v.version == version && v.id == id) || undone.exists(_.is(version, id)) && redo(undone.get))
 
-  private def rewindTo(isWanted: CommittedVersion => Boolean): Boolean = {
+  private def rewindTo(isWanted: CommittedVersion => Boolean, keepsUndone: Boolean = true): Boolean = {
     val from = versions.dropWhile(v => !isWanted(v))
     if (from.isEmpty || (snapshotInProgress ++ copyInProgress).exists(_ > from.head.version)) {
       false
     } else {
       if (from.head ne newest) {
         rewinds += 1
-        undone = UndoneVersion.of(newest, from.head)
+        undone = if (keepsUndone) UndoneVersion.of(newest, from.head) else None
         keepVersions(from)
         slices.dropAfter(from.head.version)
         // A snapshot of a dropped version is invalid: the version may be committed again with other rows.
@@ -234,7 +234,7 @@ private[statestore] final class LoadedState(
    */
   def rewindBefore(version: Long): Boolean =
     (snapshotInProgress ++ copyInProgress).isEmpty &&
-      rewindTo(v => v.version < version && v.version <= usableUntil && v.stored.isDefined)
+      rewindTo(v => v.version < version && v.version <= usableUntil && v.stored.isDefined, keepsUndone = false)
 
   /** Records that the changes of the commits up to a version were applied to the newest version. */
   def advance(version: Long, id: Option[String], stored: StoredVersion): LoadedState = {

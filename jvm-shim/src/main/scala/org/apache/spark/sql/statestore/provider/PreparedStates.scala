@@ -6,7 +6,6 @@ import scala.util.control.NonFatal
 
 import org.apache.hadoop.conf.Configuration
 
-import org.apache.spark.SparkEnv
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.execution.streaming.state.StateStoreId
 import org.apache.spark.sql.statestore.CheckpointStateStoreProvider
@@ -31,24 +30,22 @@ private[statestore] object PreparedStates extends Logging {
     if (prepared.isEmpty) None else Option(prepared.remove((id, run))).flatMap(_.giveAway())
 
   /**
-   * Loads the stores of one partition, if this is the executor that they move to.
+   * Loads the stores of one partition.
    *
-   * @param executor    where the partition moves to
    * @param hadoopConf  of the session
    * @return            whether all of them are in memory
    */
-  def prepare(executor: String, stores: Seq[PreparedStore], hadoopConf: Configuration): Boolean =
-    SparkEnv.get.executorId == executor && stores.forall(prepare(_, hadoopConf))
+  def prepare(stores: Seq[PreparedStore], hadoopConf: Configuration): Boolean = stores.forall(load(_, hadoopConf))
 
-  private def prepare(store: PreparedStore, hadoopConf: Configuration): Boolean = {
+  private def load(store: PreparedStore, hadoopConf: Configuration): Boolean = {
     val kind = store.kind
     val conf = new Configuration(hadoopConf)
     conf.set("sql.streaming.runId", kind.run)
     val provider = new CheckpointStateStoreProvider
-    provider.init(
-      kind.id(store.partition), kind.keySchema, kind.valueSchema, kind.keyStateEncoderSpec, kind.useColumnFamilies, kind.conf, conf,
-      kind.useMultipleValuesPerKey, kind.stateSchemaProvider)
     try {
+      provider.init(
+        kind.id(store.partition), kind.keySchema, kind.valueSchema, kind.keyStateEncoderSpec, kind.useColumnFamilies, kind.conf, conf,
+        kind.useMultipleValuesPerKey, kind.stateSchemaProvider)
       provider.prepare(store.version, store.id)
       keep((provider.stateStoreId, kind.run), provider)
       true

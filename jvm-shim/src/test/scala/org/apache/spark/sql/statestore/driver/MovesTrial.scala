@@ -15,7 +15,7 @@ object MovesTrial {
       staying: java.util.List[Int], most: Int): java.util.List[String] = {
     val others = executors.asScala.zip(elsewhere.asScala).toMap
     PartitionMoves.due(
-      places.asScala.map(Option(_)).toIndexedSeq, executors.asScala.toSeq, others, !staying.contains(_), most)
+      places.asScala.map(Option(_)).toIndexedSeq, executors.asScala.toSeq, others, !staying.contains(_), most, salt = 0)
       .map(move => s"${move.partition} ${move.executor}").asJava
   }
 }
