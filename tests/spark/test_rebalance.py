@@ -10,7 +10,7 @@ import pytest
 
 from tests.spark.counting import Program, cluster_environment
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark]
+pytestmark = pytest.mark.slow
 
 
 def test_state_moves_to_executors_that_join(built: Path, tmp_path: Path) -> None:

@@ -119,6 +119,8 @@ def happen(spark, query, executors, events, chance):
 def main():
     asked = json.loads(sys.argv[1])
     builder = cluster_builder().master("local-cluster[4,1,1024]")
+    # Spark's master may replace an executor that leaves, and stop the new one, several times.
+    builder.config("spark.task.maxFailures", "20").config("spark.stage.maxConsecutiveAttempts", "20")
     spark = spark_statestore.configure(builder).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     context = spark._jsc.sc()
