@@ -50,7 +50,9 @@ private[statestore] object Rebalancer extends Logging {
 
   /** Takes note of the stores of a run, unless it has ended. */
   def opened(kind: StoreKind): Unit =
-    if (queries.containsKey(kind.run)) kinds.computeIfAbsent(kind.run, _ => new ConcurrentHashMap).putIfAbsent((kind.operator, kind.name), kind)
+    if (queries.containsKey(kind.run)) {
+      kinds.computeIfAbsent(kind.run, _ => new ConcurrentHashMap).putIfAbsent((kind.operator, kind.name), kind)
+    }
 
   /** Moves the partitions of a query that are ready to, before the tasks of the batch that is planned. */
   def planned(session: SparkSession, batch: SparkPlan): Unit = {
@@ -236,7 +238,9 @@ private[statestore] object Rebalancer extends Logging {
       val (waiting, urgent) = moves.partition(_._3)
       urgent.foreach { case (group, move, _) => setReady(group, move, present) }
       val isActive = queries.get(run) eq this
-      if (waiting.nonEmpty && isActive && synchronized(System.nanoTime() >= pausedUntil)) prepare(waiting.map { case (group, move, _) => (group, move) }, present)
+      if (waiting.nonEmpty && isActive && synchronized(System.nanoTime() >= pausedUntil)) {
+        prepare(waiting.map { case (group, move, _) => (group, move) }, present)
+      }
     }
 
     // The executor of each partition; None if an operator's stores are not known yet.
@@ -273,8 +277,8 @@ private[statestore] object Rebalancer extends Logging {
       val loaded = StatePreparation.run(context, hadoopConf, run, preparations)
       val (done, failed) = byExecutor.zip(loaded).flatMap { case ((_, its), loaded) => its.zip(loaded) }.partition(_._2)
       done.foreach { case ((group, move), _) => setReady(group, move, hosts) }
-      synchronized(failed.foreach { case ((group, move), _) => stay(group, move.partition) })
       synchronized {
+        failed.foreach { case ((group, move), _) => stay(group, move.partition) }
         failures = if (done.nonEmpty) 0 else failures + 1
         pausedUntil = if (done.nonEmpty) Long.MinValue else System.nanoTime() + (PauseSeconds << math.min(failures, 6)) * 1000000000L
       }

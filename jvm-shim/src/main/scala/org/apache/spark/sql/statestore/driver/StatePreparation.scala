@@ -7,6 +7,7 @@ import org.apache.hadoop.conf.Configuration
 import org.apache.spark.{Partition, SparkContext, SparkEnv, TaskContext}
 import org.apache.spark.broadcast.Broadcast
 import org.apache.spark.internal.Logging
+import org.apache.spark.internal.config.SPECULATION_ENABLED
 import org.apache.spark.rdd.RDD
 import org.apache.spark.scheduler.ExecutorCacheTaskLocation
 import org.apache.spark.sql.statestore.provider.{PreparedStates, PreparedStore}
@@ -58,7 +59,7 @@ private final class Preparations(
   }
 
   // A speculative copy must not end before the task that loads the state.
-  private def awaitOther(task: TaskContext): Unit = if (task.attemptNumber() > 0) {
+  private def awaitOther(task: TaskContext): Unit = if (task.attemptNumber() > 0 && SparkEnv.get.conf.get(SPECULATION_ENABLED)) {
     val end = System.nanoTime() + 60000000000L
     while (!task.isInterrupted() && System.nanoTime() < end) Thread.sleep(100)
   }
