@@ -119,6 +119,8 @@ def happen(spark, query, executors, events, chance):
 def main():
     asked = json.loads(sys.argv[1])
     builder = cluster_builder().master("local-cluster[4,1,1024]")
+    # On a busy machine tasks would go elsewhere before the executor of their state is free.
+    builder.config("spark.locality.wait", "60s")
     # Spark's master may replace an executor that leaves, and stop the new one, several times.
     builder.config("spark.task.maxFailures", "20").config("spark.stage.maxConsecutiveAttempts", "20")
     spark = spark_statestore.configure(builder).getOrCreate()
@@ -142,7 +144,7 @@ def main():
         return
 
     def wait_for(share):
-        wait_until(lambda: moved.shares() == {"0": share, "1": share}, 60)
+        wait_until(lambda: moved.shares() == {"0": share, "1": share}, 120)
 
     moved.wait(5)
     wait_for([4, 4])
