@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from spark_statestore import options
+import spark_statestore
+from spark_statestore import errors, options
+from spark_statestore._version import SUPPORTED_SPARK
 from spark_statestore.backend.protocol import PROTOCOL_VERSION
 from spark_statestore.formats.change_batches import CHANGE_SCHEMA
 from spark_statestore.formats.metadata import METADATA_FORMAT_VERSION
@@ -43,6 +45,16 @@ def test_metrics_page_lists_every_metric() -> None:
     listed = re.findall(r"`(\w+)`", METRICS.replace("…", "checkpointCommit"))
     assert len(named) >= 15
     assert named <= set(listed)
+
+
+def test_compatibility_page_has_each_spark_and_public_name() -> None:
+    page = (ROOT / "docs/compatibility.md").read_text()
+    for minor in SUPPORTED_SPARK:
+        assert re.search(
+            rf"^\| {re.escape(minor)}\b.*\| (beta|maintained|deprecated) \|", page, re.MULTILINE
+        ), minor
+    public = {*spark_statestore.__all__} - {"__version__", *errors.__all__}
+    assert [name for name in sorted(public) if not re.search(rf"`{name}\b", page)] == []
 
 
 def test_readme_names_existing_make_targets() -> None:
