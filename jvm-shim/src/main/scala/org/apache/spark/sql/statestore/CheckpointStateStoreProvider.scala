@@ -474,8 +474,8 @@ class CheckpointStateStoreProvider
     if (!hasWarned && newest.version == version && newest.id != ckptId) {
       hasWarned = true
       logWarning(s"the stage of batch ${version - 1} with this store ran more than once, and Spark has accepted another run's changes " +
-        "than those in memory: the whole state is loaded from storage, in each batch in which that happens. If foreachBatch uses " +
-        s"its batch several times, begin with batch.persist(), which runs the stage once: $this")
+        "than those in memory: they are loaded from storage in each batch in which that happens, or the whole state if the version " +
+        s"before is not in memory. If foreachBatch uses its batch several times, begin with batch.persist(), which runs the stage once: $this")
     }
   }
 
