@@ -1,4 +1,4 @@
-"""Which partitions of state move to which executors."""
+"""The choice of the partitions that move, and of their new executors."""
 
 from __future__ import annotations
 

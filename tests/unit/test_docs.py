@@ -41,10 +41,12 @@ def test_options_page_has_the_table() -> None:
 
 def test_metrics_page_lists_every_metric() -> None:
     source = (SHIM / "provider/StoreMetrics.scala").read_text()
-    named = set(re.findall(r'Metric\(\s*"(\w+)"', source))
-    listed = re.findall(r"`(\w+)`", METRICS.replace("…", "checkpointCommit"))
-    assert len(named) >= 15
-    assert named <= set(listed)
+    declared = dict(re.findall(r'val (\w+) = \w+Metric\(\s*"(\w+)"', source))
+    supported = re.search(r"supported: Seq\[StateStoreCustomMetric\] = Seq\(([^)]+)\)", source)
+    assert supported
+    assert set(re.findall(r"\w+", supported[1])) == declared.keys()
+    assert len(declared) >= 15
+    assert {*declared.values()} <= {*re.findall(r"`(\w+)`", METRICS)}
 
 
 def test_compatibility_page_has_each_spark_and_public_name() -> None:

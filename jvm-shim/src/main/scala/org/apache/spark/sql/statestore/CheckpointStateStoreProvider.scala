@@ -36,17 +36,13 @@ import org.apache.spark.sql.types.StructType
  */
 class CheckpointStateStoreProvider
   extends RocksDBStateStoreProvider with NewestStateStoreProvider with CheckpointReplay with Logging {
-  import CheckpointStateStoreProvider._
-
   private var id: StateStoreId = _
   private var schema: FamilySchema = _
-  private var hasFamilies = false
   private var conf: StateStoreConf = _
   private var hadoopConf: Configuration = _
   private var options: BackendOptions = _
   private var evolution: ValueEvolution = _
   private var driverStore: Option[DriverCheckpointStore] = None
-  private var runId = ""
   private var kind: StoreKind = _
   // Whether its state is for another provider.
   private var isPrepared = false
@@ -66,12 +62,12 @@ class CheckpointStateStoreProvider
   // The last version that was handed over and is durable, for metrics.
   @volatile private var lastReply: Option[(Long, CommitReply)] = None
 
-  private lazy val reports = new CoordinatorReports(id, runId, conf)
+  private lazy val reports = new CoordinatorReports(id, kind.run, conf)
 
   private lazy val client: CheckpointClient = newClient()
 
   private lazy val loader = new StateLoader(
-    client, id, schema, hasFamilies, conf, toString, options.localRecoveryMaxBytes)
+    client, id, schema, usesColumnFamilies, conf, toString, options.localRecoveryMaxBytes)
 
   private lazy val maintenance = new StoreMaintenance(this, client, conf, options)
 
@@ -89,12 +85,13 @@ class CheckpointStateStoreProvider
     this.id = stateStoreId
     this.conf = storeConfs
     this.hadoopConf = hadoopConf
-    this.runId = hadoopConf.get("sql.streaming.runId", "")
     this.kind = StoreKind(
-      stateStoreId.checkpointRootLocation, stateStoreId.operatorId, stateStoreId.storeName, runId, keySchema, valueSchema,
-      keyStateEncoderSpec, useColumnFamilies, storeConfs, useMultipleValuesPerKey, stateSchemaProvider)
-    this.hasFamilies = useColumnFamilies
-    requireSupported(useMultipleValuesPerKey)
+      stateStoreId.checkpointRootLocation, stateStoreId.operatorId, stateStoreId.storeName,
+      hadoopConf.get("sql.streaming.runId", ""), keySchema, valueSchema, keyStateEncoderSpec, useColumnFamilies, storeConfs,
+      useMultipleValuesPerKey, stateSchemaProvider)
+    if (useMultipleValuesPerKey && !useColumnFamilies) {
+      throw new IllegalArgumentException(s"several values per key need column families: $this")
+    }
     this.evolution = new ValueEvolution(stateSchemaProvider.filter(_ => storeConfs.stateStoreEncodingFormat == "avro"))
     this.options = BackendOptions.parse(storeConfs.sqlConfs)
     TableMemory.limitHeap(options.maxHeapBytes.getOrElse(TableMemory.defaultLimit))
@@ -231,7 +228,7 @@ class CheckpointStateStoreProvider
   }
 
   // Takes over the state that was loaded before the partition moved to this executor.
-  private def adoptPrepared(): Unit = PreparedStates.take(id, runId).foreach { prepared =>
+  private def adoptPrepared(): Unit = PreparedStates.take(id, kind.run).foreach { prepared =>
     synchronized {
       val isWanted = !closed && (content == null || content.isIdle && content.newest.version < prepared.newest.version)
       if (isWanted) replaceContent(prepared) else prepared.drop()
@@ -241,7 +238,7 @@ class CheckpointStateStoreProvider
   /** The state in memory, null if there is none. To be called under the lock. */
   private[statestore] def inMemory: LoadedState = content
 
-  private[statestore] def usesColumnFamilies: Boolean = hasFamilies
+  private[statestore] def usesColumnFamilies: Boolean = kind.useColumnFamilies
 
   private[statestore] def isOnDriver: Boolean = driverStore.isDefined
 
@@ -262,7 +259,7 @@ class CheckpointStateStoreProvider
   }
 
   private def commitInTurn(store: CheckpointStateStore, of: LoadedState): Option[String] = {
-    val attemptId = newAttempt()
+    val attemptId = StoreCommit.newAttempt()
     val newId = if (conf.enableStateStoreCheckpointIds) Some(attemptId) else None
     val commit = settled {
       requireCurrent(store, of)
@@ -278,7 +275,7 @@ class CheckpointStateStoreProvider
     if (byBatch && CommitCollector.isLocal) {
       handOver(store, of, commit)
     } else {
-      val reply = if (byBatch) Handover.publish(commitLog, runId, id, commit) else commit.publish(Publication.Alone)
+      val reply = if (byBatch) Handover.publish(commitLog, kind.run, id, commit) else commit.publish(Publication.Alone)
       published(of, commit, addVersion(store, of, commit), reply)
       store.counters.take(reply, commit.version)
     }
@@ -290,14 +287,12 @@ class CheckpointStateStoreProvider
   private def handOver(store: CheckpointStateStore, of: LoadedState, commit: StoreCommit): Unit = {
     lastReply.foreach { case (version, reply) => store.counters.take(reply, version) }
     if (pending != null && pending.version < commit.version && !pending.isAcknowledged && pending.failure.isEmpty) {
-      throw new IllegalStateException(s"version ${pending.version} of $this was handed over, and Spark went on to the " +
-        "next batch without waiting for it: the query's commit log is not written through this store's " +
-        "BackendCheckpointFileManager. Nothing is lost. Set spark.sql.streaming.stateStore.backend.commit=task.")
+      throw CommitCollector.skippedBarrier(pending.version, toString)
     }
     synchronized {
       val version = addVersion(store, of, commit)
       pending = new PendingCommit(
-        runId, id, commit,
+        kind.run, id, commit,
         reply => {
           published(of, commit, version, reply)
           lastReply = Some((commit.version, reply))
@@ -395,12 +390,12 @@ class CheckpointStateStoreProvider
   // Whether the commits of the task that calls are published with those of its batch.
   private def commitsByBatch: Boolean =
     options.commitsByBatch.getOrElse(isRemote || CommitCollector.isLocal) && CommitCollector.isInBatch && {
-      val waits = driverStore.isEmpty && CommitCollector.isAwaited(commitLog, runId, conf.enableStateStoreCheckpointIds)
+      val waits = driverStore.isEmpty && CommitCollector.isAwaited(commitLog, kind.run, conf.enableStateStoreCheckpointIds)
       if (!waits && options.commitsByBatch.isDefined) throw CommitCollector.noBarrier(toString)
       waits
     }
 
-  private lazy val operator: String = s"$runId/${id.checkpointRootLocation}/${id.operatorId}"
+  private lazy val operator: String = s"${kind.run}/${id.checkpointRootLocation}/${id.operatorId}"
 
   // Uses the state in memory if it has the version and is free, else loads the version. A store that finds the state
   // in use gets one of its own, and its present holder keeps it: several jobs or stages of a batch may use one partition.
@@ -415,6 +410,8 @@ class CheckpointStateStoreProvider
     var earlier: Option[LoadedState] = None
     adoptPrepared()
     if (options.rebalances) StoreKind.opened(kind)
+    if (forWriting) awaitEarlierRuns()
+    val loads = loader
     val found = settled {
       requireNotClosed()
       // Spark has committed their version.
@@ -428,26 +425,14 @@ class CheckpointStateStoreProvider
         hold(content)
       } else if (isFree) {
         warnOfOtherAttempt(version, ckptId)
-        if (from.isEmpty && content.rewindBefore(version)) {
-          earlier = Some(content)
-          content = null
-        } else {
-          // Freed before the load.
-          replaceContent(null)
-        }
+        // Any other state is freed before the load.
+        if (from.isEmpty && content.rewindBefore(version)) earlier = Some(content) else content.drop()
+        content = null
       }
       usable
     }
-    try {
-      if (forWriting) awaitEarlierRuns()
-      if (!found) loader
-    } catch {
-      case e: Throwable =>
-        earlier.foreach(_.drop())
-        throw e
-    }
     if (!found) {
-      val loaded = if (version == 0) loader.empty(0L) else loader.load(version, ckptId, from, counters, earlier)
+      val loaded = if (version == 0) loads.empty(0L) else loads.load(version, ckptId, from, counters, earlier)
       synchronized {
         if (earlier.exists(_ eq loaded) && loaded.compactIfWanted()) counters.compactions += 1
         holdLoaded(loaded, hold)
@@ -473,9 +458,7 @@ class CheckpointStateStoreProvider
     val newest = content.newest
     if (!hasWarned && newest.version == version && newest.id != ckptId) {
       hasWarned = true
-      logWarning(s"the stage of batch ${version - 1} with this store ran more than once, and Spark has accepted another run's changes " +
-        "than those in memory: they are loaded from storage in each batch in which that happens, or the whole state if the version " +
-        s"before is not in memory. If foreachBatch uses its batch several times, begin with batch.persist(), which runs the stage once: $this")
+      logWarning(Errors.otherAttempt(version - 1, toString))
     }
   }
 
@@ -489,10 +472,7 @@ class CheckpointStateStoreProvider
 
   private def requireCurrent(store: CheckpointStateStore, of: LoadedState): Unit =
     if (closed || store.isKilled || !writers.contains(store) || !of.isWriter(store)) {
-      throw new EndedStoreException(store.version,
-        s"version ${store.version + 1} of $this is not committed by this task: the task was killed, a store was opened at a " +
-          "later version, which Spark has committed, or the store was unloaded. Nothing is lost: another attempt " +
-          "commits it, and a retry of the task starts from the committed version.")
+      throw EndedStoreException.notCommitted(store.version, toString)
     }
 
   private def requireNotClosed(): Unit =
@@ -500,16 +480,11 @@ class CheckpointStateStoreProvider
       throw new IllegalStateException(s"the provider is closed; Spark opens a new one: $this")
     }
 
-  private def requireSupported(multipleValues: Boolean): Unit =
-    if (multipleValues && !hasFamilies) {
-      throw new IllegalArgumentException(s"several values per key need column families: $this")
-    }
-
   private def newClient(): CheckpointClient = {
     val backend = Backend.of(PythonInterpreter.choose(options, hadoopConf))
     backend.logUse(options.destination(id.checkpointRootLocation))
     new CheckpointClient(backend, StoreLocation.describe(
-      instance, id, options, hadoopConf, runId, conf.minDeltasForSnapshot), driverStore)
+      instance, id, options, hadoopConf, kind.run, conf.minDeltasForSnapshot), driverStore)
   }
 
   /** Runs a load, or a replay; converts its failures into Spark's, with their error condition. */
@@ -520,16 +495,5 @@ class CheckpointStateStoreProvider
       case NonFatal(e) =>
         throw Errors.loadFailure(e, s"version $version of $this", if (isReplay) Some(getClass) else None)
     }
-  }
-}
-
-private[statestore] object CheckpointStateStoreProvider {
-  private val random = new java.security.SecureRandom
-
-  /** Returns 64 random bits in hex: the id of a commit attempt, and the checkpoint id in format v2. */
-  def newAttempt(): String = {
-    val bytes = new Array[Byte](8)
-    random.nextBytes(bytes)
-    java.util.HexFormat.of().formatHex(bytes)
   }
 }

@@ -20,6 +20,12 @@ private[statestore] object Errors {
   /** Builds the error for an operation that the store does not permit yet, or not any more. */
   def outOfOrder(message: String): SparkRuntimeException = StateStoreErrors.stateStoreOperationOutOfOrder(message)
 
+  /** Returns the warning that another run of a batch's stage counts than that whose changes are in memory. */
+  def otherAttempt(batch: Long, store: String): String =
+    s"the stage of batch $batch with this store ran more than once, and Spark has accepted another run's changes than those in " +
+      "memory: they are loaded from storage in each batch in which that happens, or the whole state if the version before is not " +
+      s"in memory. If foreachBatch uses its batch several times, begin with batch.persist(), which runs the stage once: $store"
+
   /**
    * Builds the error for a failed load.
    *
@@ -89,6 +95,12 @@ private[statestore] object EndedStoreException {
 
   // Spark's stamp of a store that has ended.
   private val NoStamp = "-1"
+
+  /** The error of a task whose store is not the current one any more, on top of a version. */
+  def notCommitted(version: Long, store: String): EndedStoreException = new EndedStoreException(version,
+    s"version ${version + 1} of $store is not committed by this task: the task was killed, a store was opened at a later version, " +
+      "which Spark has committed, or the store was unloaded. Nothing is lost: another attempt commits it, and a retry of the task " +
+      "starts from the committed version.")
 
   private def condition: String = if (hasStamps) InvalidStamp else "STATE_STORE_OPERATION_OUT_OF_ORDER"
 

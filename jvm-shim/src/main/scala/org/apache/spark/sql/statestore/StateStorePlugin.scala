@@ -10,8 +10,8 @@ import org.apache.spark.deploy.SparkHadoopUtil
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.statestore.arrow.Rehearsal
 import org.apache.spark.sql.statestore.backend.{Backend, BackendMetrics, PythonInterpreter, PythonWorkers}
-import org.apache.spark.sql.statestore.driver.{CommitMessage, DriverCheckpoints, DriverConnection, DriverMessage,
-  QueryMetrics, QueryMonitor}
+import org.apache.spark.sql.statestore.driver.{DriverCheckpoints, DriverConnection, DriverMessage, QueryMetrics,
+  QueryMonitor, StoreMessage}
 import org.apache.spark.sql.statestore.provider.{Background, BackendOptions}
 
 /**
@@ -42,7 +42,7 @@ class StateStorePlugin extends SparkPlugin {
 
     override def receive(message: Any): AnyRef = message match {
       case request: DriverMessage => request.answer(DriverCheckpoints.ofApplication()).asInstanceOf[AnyRef]
-      case of: CommitMessage => of.answer().asInstanceOf[AnyRef]
+      case of: StoreMessage => of.answer().asInstanceOf[AnyRef]
       case other => throw new IllegalArgumentException(
         s"the state store's plugin received an unexpected message of ${other.getClass.getName}")
     }

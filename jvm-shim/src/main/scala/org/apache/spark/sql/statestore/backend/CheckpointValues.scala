@@ -94,14 +94,13 @@ private[statestore] final class CommitReply(
  *
  * @param bytesRead  from storage
  * @param usedCopy   whether its base came from a local copy
- * @param isLater    whether its later changes were applied to the state in memory
  * @param wanted     where a copy of its base is wanted, and the content of its families at the base
  */
 private[statestore] final class LoadedVersion(
-    val stored: StoredVersion, val bytesRead: Long, val usedCopy: Boolean, val isLater: Boolean,
+    val stored: StoredVersion, val bytesRead: Long, val usedCopy: Boolean,
     val wanted: Option[(LocalCopyPlace, Seq[TableSnapshot])])
 
-/** What the tables have before the streams of a load are applied to them. */
+/** The content of the tables before the streams of a load are applied to them. */
 private[statestore] sealed trait LoadStart
 
 private[statestore] object LoadStart {
@@ -109,7 +108,7 @@ private[statestore] object LoadStart {
 
   final case class Copy(opened: LocalCopy) extends LoadStart
 
-  /** The state in memory that `CheckpointClient.load` was told of. */
+  /** The state in memory, which is at the version `after` of the load. */
   case object InMemory extends LoadStart
 }
 

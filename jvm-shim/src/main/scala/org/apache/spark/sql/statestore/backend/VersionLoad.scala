@@ -50,7 +50,6 @@ private[backend] final class VersionLoad(
   private var tables = Seq.empty[StateTable]
   private var copy: Option[LocalCopyPlace] = None
   private var base = Seq.empty[TableSnapshot]
-  private var isLater = false
 
   def run(): LoadedVersion = try load() catch {
     case e: UnreadableChangesException if copy.isDefined => throw new UnusableCopyException(copy.get.path, isDamaged = true, e)
@@ -78,7 +77,7 @@ private[backend] final class VersionLoad(
       case e: BackendException if request.has("raw") => throw new UnreadableChangesException(e.getMessage, e)
     }
     val wanted = LocalCopyPlace.of(found, "wantedCopy").map((_, base))
-    new LoadedVersion(client.storedVersion(found, handle), found.path("bytesRead").asLong, copy.isDefined, isLater, wanted)
+    new LoadedVersion(client.storedVersion(found, handle), found.path("bytesRead").asLong, copy.isDefined, wanted)
   }
 
   // The row counts of damaged metadata must not allocate memory: bounded by the bytes; the index grows on demand.
@@ -86,8 +85,7 @@ private[backend] final class VersionLoad(
     copy = LocalCopyPlace.of(found, "localCopy")
     val described = found.path("columnFamilies")
     val families = Seq.tabulate(described.size)(described.get)
-    isLater = found.path("isLater").asBoolean
-    val start = if (isLater) LoadStart.InMemory else LoadStart.Nothing
+    val start = if (found.path("isLater").asBoolean) LoadStart.InMemory else LoadStart.Nothing
     tables = copy.fold(tablesOf(families, start))(openCopy(families, _))
     tables.indices.foreach(i => tables(i).reserve(math.min(families(i).path("rows").asLong, mostRows)))
   }

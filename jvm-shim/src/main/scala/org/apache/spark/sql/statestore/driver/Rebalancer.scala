@@ -37,10 +37,7 @@ private[statestore] object Rebalancer extends Logging {
   // Part of an operator's partitions that is on the move at a time.
   private final val MovingPart = 4
 
-  // Seconds until state is to be loaded again after a load before a move has failed, doubled by each failure in turn.
-  private final val PauseSeconds = 10L
-
-  // Batches for which a partition that has moved stays where it is, doubled by each move.
+  // Batches for which a partition that has moved, or could not be loaded, stays where it is; doubled each time.
   private final val StayingBatches = 10L
 
   private val queries = new ConcurrentHashMap[String, QueryPlaces]
@@ -135,8 +132,6 @@ private[statestore] object Rebalancer extends Logging {
     private var lookedAt = 0L
     private var isLooking = false
     private var isBalanced = false
-    private var failures = 0
-    private var pausedUntil = Long.MinValue
     // By the first operator of a group and partition.
     private val ready = mutable.Map.empty[(Long, Int), Place]
     private val moved = mutable.Map.empty[(Long, Int), Moved]
@@ -147,8 +142,8 @@ private[statestore] object Rebalancer extends Logging {
     def planned(planned: Seq[Group]): Unit = {
       val isDue = synchronized {
         groups = planned
-        move()
         val present = context.getExecutorIds().toSet
+        move(present)
         val isChanged = present != executors
         executors = present
         isChanged || !isBalanced || System.nanoTime() - lookedAt > LookSeconds * 1000000000L
@@ -157,8 +152,7 @@ private[statestore] object Rebalancer extends Logging {
     }
 
     // Spark's coordinator tells the scheduler, and the old executor that it may unload the stores.
-    private def move(): Unit = {
-      val present = context.getExecutorIds().toSet
+    private def move(present: Set[String]): Unit = {
       for {
         group <- groups
         partition <- 0 until group.partitions
@@ -214,10 +208,10 @@ private[statestore] object Rebalancer extends Logging {
     private def lookNow(): Unit = {
       val known = synchronized(groups)
       val places = known.flatMap(group => placesOf(group).map((group, _)))
-      if (places.nonEmpty) look(places, isWhole = places.size == known.size)
+      if (places.nonEmpty) rebalance(places, isWhole = places.size == known.size)
     }
 
-    private def look(places: Seq[(Group, IndexedSeq[Option[String]])], isWhole: Boolean): Unit = {
+    private def rebalance(places: Seq[(Group, IndexedSeq[Option[String]])], isWhole: Boolean): Unit = {
       val active = context.getExecutorIds().toSet
       val present = hostsOf(active)
       partitionsByExecutor = counted(places.flatMap(_._2.flatten))
@@ -238,7 +232,7 @@ private[statestore] object Rebalancer extends Logging {
       val (waiting, urgent) = moves.partition(_._3)
       urgent.foreach { case (group, move, _) => setReady(group, move, present) }
       val isActive = queries.get(run) eq this
-      if (waiting.nonEmpty && isActive && synchronized(System.nanoTime() >= pausedUntil)) {
+      if (waiting.nonEmpty && isActive) {
         prepare(waiting.map { case (group, move, _) => (group, move) }, present)
       }
     }
@@ -277,11 +271,7 @@ private[statestore] object Rebalancer extends Logging {
       val loaded = StatePreparation.run(context, hadoopConf, run, preparations)
       val (done, failed) = byExecutor.zip(loaded).flatMap { case ((_, its), loaded) => its.zip(loaded) }.partition(_._2)
       done.foreach { case ((group, move), _) => setReady(group, move, hosts) }
-      synchronized {
-        failed.foreach { case ((group, move), _) => stay(group, move.partition) }
-        failures = if (done.nonEmpty) 0 else failures + 1
-        pausedUntil = if (done.nonEmpty) Long.MinValue else System.nanoTime() + (PauseSeconds << math.min(failures, 6)) * 1000000000L
-      }
+      synchronized(failed.foreach { case ((group, move), _) => stay(group, move.partition) })
       logInfo(s"${done.size} of ${moves.size} partitions of the run $run are loaded on executors that have less than their share " +
         "of its state, and move there with the next batch")
     }

@@ -112,6 +112,11 @@ private[statestore] object CommitCollector {
   def isAwaited(log: String, run: String, hasIds: Boolean): Boolean =
     if (isLocal) hasBarrier(log, run) else hasIds && Handover.isPossible(log, run)
 
+  def skippedBarrier(version: Long, store: String): IllegalStateException = new IllegalStateException(
+    s"version $version of $store was handed over, and Spark went on to the next batch without waiting for it: the query's " +
+      "commit log is not written through this store's BackendCheckpointFileManager. Nothing is lost. Set " +
+      "spark.sql.streaming.stateStore.backend.commit=task.")
+
   def noBarrier(store: String): InvalidOptionException = new InvalidOptionException(
     s"'${BackendOptions.Prefix}commit' is 'batch', which needs storage in files, Spark's own files written through the " +
       "backend (spark_files=\"backend\", the default of configure), and on a cluster checkpoint format v2 " +

@@ -29,8 +29,8 @@ private[statestore] final class StateLoader(
   /**
    * Loads a version.
    *
-   * @param earlier  the state in memory at an earlier version, which nobody uses: if the version builds on it, the later changes
-   *                 alone are read and applied to it. It is dropped otherwise
+   * @param earlier  the state in memory at an earlier version, not in use: if the version builds on it, the later changes alone
+   *                 are read and applied to it. It is dropped otherwise
    */
   def load(
       version: Long, ckptId: Option[String], from: Option[ReplayStart], counters: StoreCounters,
@@ -62,7 +62,8 @@ private[statestore] final class StateLoader(
       counters.roundTrips += 1
       counters.loadBytes += found.bytesRead
       if (found.usedCopy) counters.localCopies += 1
-      if (found.isLater) inMemory.get.advance(version, ckptId, found.stored) else loaded(version, ckptId, families, found, counters)
+      // Any other start has dropped it.
+      inMemory.fold(loaded(version, ckptId, families, found, counters))(_.advance(version, ckptId, found.stored))
     } catch {
       case e: Throwable =>
         inMemory.foreach(_.drop())

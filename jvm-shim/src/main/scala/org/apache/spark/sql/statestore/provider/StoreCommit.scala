@@ -77,6 +77,15 @@ private[statestore] final class StoreCommit(
 }
 
 private[statestore] object StoreCommit {
+  private val random = new java.security.SecureRandom
+
+  /** Returns 64 random bits in hex: the id of a commit attempt, and the checkpoint id in format v2. */
+  def newAttempt(): String = {
+    val bytes = new Array[Byte](8)
+    random.nextBytes(bytes)
+    java.util.HexFormat.of().formatHex(bytes)
+  }
+
   /** Publishes small commits of one backend, see `CheckpointClient.commitTogether`. */
   def publishTogether(commits: Seq[StoreCommit]): Array[CommitReply] =
     CheckpointClient.commitTogether(commits.map(commit => commit.request(commit.isFull, Publication.Merged)))

@@ -11,7 +11,7 @@ import org.apache.spark.sql.statestore.driver.{DriverConnection, StoresOpened}
 import org.apache.spark.sql.types.StructType
 
 /**
- * What Spark tells a provider of the stores of one name of an operator, which differ by their partition alone.
+ * The stores of one name of an operator, as Spark describes them to a provider: they differ by their partition alone.
  *
  * @param root  Spark's directory of the query's state
  * @param run   the run of the query
