@@ -18,7 +18,7 @@ export PIP_NO_COMPILE := 0
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jar classes demo test test-all test-alone golden test-storage test-kafka soak coverage test-spark mutants mutation bench bench-quick bench-s3 lint lint-python lint-scala format docs wheel clean
+.PHONY: help setup jar classes demo test test-all test-alone golden test-storage test-kafka test-suites soak coverage test-spark mutants mutation bench bench-quick bench-s3 lint lint-python lint-scala format docs wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -108,10 +108,20 @@ test-kafka: jar $(CLASSES) ## run the tests of queries from Kafka to Kafka, on a
 	FETCH_SECONDS=$(FETCH_SECONDS) $(PY) -m tests.support.services.fetch kafka kafka-connector
 	FETCH_SECONDS=0 $(PY) -m pytest $(SHARED) -m kafka tests/system/kafka
 
+# Of Spark's suites only those that take a few minutes together; SUITES=all has the others too.
+SUITES := quick
+SUITES_SPARK := 4.2
+
+test-suites: $(READY) .spark/$(SUITES_SPARK)/.ready ## run Spark's own test suites with this store: SUITES=all
+	FETCH_SECONDS=$(FETCH_SECONDS) $(PY) -m tests.support.services.fetch spark-suites
+	FETCH_SECONDS=0 $(call with_spark,$(SUITES_SPARK)) $(PY) -m pytest \
+	  -m 'suites$(if $(filter all,$(SUITES)),, and not soak)' tests/system/suites
+
 soak: jar $(CLASSES) ## run the long tests too: more examples, more batches
 	HYPOTHESIS_PROFILE=soak $(PY) -m pytest $(SHARED) -m '(soak or not soak) and not alone' --timeout 14400
 	HYPOTHESIS_PROFILE=soak $(PY) -m pytest -m alone
 	$(MAKE) test-spark SPARK=4.1
+	$(MAKE) test-suites SUITES=all
 
 # Without Spark, and without the processes that tests start.
 coverage: $(READY) ## lines and branches of the package that tests/unit reaches

@@ -275,4 +275,7 @@ class Program:
 
     def _printed(self) -> str:
         self._errors.seek(0)
-        return self._errors.read()[-4000:]
+        printed = self._errors.read()
+        # The JVM goes on printing after the program's own error.
+        start = printed.rfind("Traceback (most recent call last)")
+        return printed[start:][:8000] if start >= 0 else printed[-4000:]

@@ -52,7 +52,7 @@ class Query:
         return self.query.lastProgress.batchId if self.query.lastProgress else -1
 
     def wait(self, batches):
-        wait_for_batch(self.query, self.batch() + batches)
+        wait_for_batch(self.query, self.batch() + batches, 300)
 
     def shares(self):
         """Return the numbers of partitions on executors that have any, by Spark's coordinator."""
@@ -117,7 +117,7 @@ def main():
     asked = json.loads(sys.argv[1])
     builder = cluster_builder().master("local-cluster[4,1,1024]")
     # On a busy machine tasks would go elsewhere before the executor of their state is free.
-    builder.config("spark.locality.wait", "60s")
+    builder.config("spark.locality.wait", "20s")
     # Spark's master may replace an executor that leaves, and stop the new one, several times.
     builder.config("spark.task.maxFailures", "20").config("spark.stage.maxConsecutiveAttempts", "20")
     spark = spark_statestore.configure(builder).getOrCreate()

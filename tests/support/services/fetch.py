@@ -16,6 +16,7 @@ from tests.support.services.kafka import connector as fetch_kafka_connector
 from tests.support.services.kafka import fetch as fetch_kafka
 from tests.support.services.minio import fetch as fetch_minio
 from tests.support.services.service import ServiceUnavailableError
+from tests.support.services.spark_suites import fetch as fetch_spark_suites
 
 _FETCHES: Final[Mapping[str, Callable[[], object]]] = {
     "minio": fetch_minio,
@@ -23,6 +24,7 @@ _FETCHES: Final[Mapping[str, Callable[[], object]]] = {
     "hdfs": fetch_hdfs,
     "kafka": fetch_kafka,
     "kafka-connector": fetch_kafka_connector,
+    "spark-suites": fetch_spark_suites,
 }
 
 

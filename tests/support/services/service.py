@@ -123,18 +123,25 @@ def go_program(package: str, version: str) -> Path:
 
 
 def maven_jars(directory: Path, *dependencies: str, transitive: bool = False) -> None:
-    """Fetch jars of Maven's repository by ``group:name:version``, if transitive with what they need."""
+    """Fetch jars of Maven's repository, if transitive with what they need.
+
+    A dependency is ``group:name:version``, or ``group:name:version:classifier``.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         lines = []
         for dependency in dependencies:
-            group, name, version = dependency.split(":")
+            group, name, version, *classifier = dependency.split(":")
+            artifact = (
+                f'<artifact name="{name}" type="jar" m:classifier="{classifier[0]}"/>' if classifier else ""
+            )
             lines.append(
                 f'<dependency org="{group}" name="{name}" rev="{version}" '
                 f'transitive="{str(transitive).lower()}" '
-                f'conf="default->master{",runtime" if transitive else ""}"/>'
+                f'conf="default->master{",runtime" if transitive else ""}">{artifact}</dependency>'
             )
         Path(scratch, "ivy.xml").write_text(
-            '<ivy-module version="2.0"><info organisation="tests" module="service"/>'
+            '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">'
+            '<info organisation="tests" module="service"/>'
             '<configurations><conf name="default"/></configurations>'
             f"<dependencies>{''.join(lines)}</dependencies></ivy-module>"
         )
@@ -143,7 +150,7 @@ def maven_jars(directory: Path, *dependencies: str, transitive: bool = False) ->
             [
                 *("java", "-cp", f"{PYSPARK_JARS}/*", "org.apache.ivy.Main", "-warn"),
                 *("-cache", f"{scratch}/cache", "-ivy", f"{scratch}/ivy.xml"),
-                *("-retrieve", f"{directory}/[artifact]-[revision].[ext]"),
+                *("-retrieve", f"{directory}/[artifact]-[revision](-[classifier]).[ext]"),
             ]
         )
 
