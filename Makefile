@@ -35,7 +35,7 @@ $(READY): pyproject.toml
 	  echo "no Python 3.11 or newer with venv on the PATH: install one (on Debian also python3-venv)," \
 	    "or name it, as in 'make setup PYTHON=/opt/python3.12/bin/python3'" >&2; exit 1; fi; \
 	"$$python" -m venv $(VENV)
-	$(PY) -m pip install --quiet 'hatchling>=1.27' editables 'setuptools>=77' wheel
+	$(PY) -m pip install --quiet 'hatchling>=1.28' editables 'setuptools>=77' wheel
 	$(PY) -m pip install --quiet --no-build-isolation 'pyspark==$(NEWEST).*'
 	$(PY) -m pip install --quiet --no-build-isolation --editable '.[test,lint]'
 	@touch $@

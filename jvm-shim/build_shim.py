@@ -42,6 +42,8 @@ minor_of: Callable[[str], str] = _VERSIONS["minor_of"]
 _DIGEST_ENTRY = "META-INF/spark-statestore.digest"
 _HISTORY_ENTRY = "META-INF/services/org.apache.spark.status.AppHistoryServerPlugin"
 _PROPERTIES_ENTRY = "spark-statestore.properties"
+_LICENSE_ENTRY = "META-INF/LICENSE"
+_MANIFEST_ENTRY = "META-INF/MANIFEST.MF"
 _LINT = ["-Xlint", "-Werror", "-deprecation", "-feature", "-unchecked"]
 
 
@@ -89,9 +91,9 @@ def find_jars_of_environment(folders: Iterable[str] | None = None) -> tuple[Path
     return None
 
 
-def _version_of(jars: Path) -> str | None:
-    names = [jar.stem for jar in jars.glob("spark-core_2.13-*.jar")]
-    return names[0].removeprefix("spark-core_2.13-") if names else None
+def _version_of(jars: Path, library: str = "spark-core_2.13") -> str | None:
+    names = [jar.stem for jar in jars.glob(f"{library}-*.jar")]
+    return names[0].removeprefix(f"{library}-") if names else None
 
 
 def jar_of(spark: str) -> Path:
@@ -140,6 +142,7 @@ def resources(spark: str) -> dict[str, str]:
     return {
         _PROPERTIES_ENTRY: properties,
         _HISTORY_ENTRY: "org.apache.spark.sql.statestore.driver.StateHistoryServerPlugin\n",
+        _LICENSE_ENTRY: (ROOT / "LICENSE").read_text(encoding="utf-8"),
     }
 
 
@@ -197,6 +200,21 @@ def _digest_in(jar: Path) -> str:
         return ""
 
 
+def manifest(jars: Path) -> str:
+    """Return a jar's manifest, with the versions that it is compiled against."""
+    versions = {"Spark": _version_of(jars), "Scala": _version_of(jars, "scala-library")}
+    lines = ["Manifest-Version: 1.0", *(f"Build-{name}-Version: {value}" for name, value in versions.items())]
+    return "".join(f"{line}\r\n" for line in [*lines, ""])
+
+
+def build_versions(jar: Path) -> tuple[str, str]:
+    """Return the versions of Spark and Scala that a jar was compiled against, from its manifest."""
+    with zipfile.ZipFile(jar) as archive:
+        text = archive.read(_MANIFEST_ENTRY).decode()
+    found = dict(re.findall(r"^Build-(\w+)-Version: (\S+)", text, re.MULTILINE))
+    return found["Spark"], found["Scala"]
+
+
 def compile_scala(files: list[Path], classpath: list[str], target: Path, flags: list[str]) -> None:
     """Compile Scala sources into a directory; exit with the compiler's output on failure."""
     path = os.pathsep.join(classpath)
@@ -210,13 +228,13 @@ def compile_scala(files: list[Path], classpath: list[str], target: Path, flags: 
 def write_jar(jar: Path, classes: Path, extra: dict[str, str]) -> None:
     """Write a jar reproducibly: its bytes depend on its content only."""
     jar.parent.mkdir(parents=True, exist_ok=True)
-    entries = {"META-INF/MANIFEST.MF": b"Manifest-Version: 1.0\r\n\r\n"}
+    entries = {_MANIFEST_ENTRY: b"Manifest-Version: 1.0\r\n\r\n"}
     entries |= {name: text.encode() for name, text in extra.items()}
     entries |= {f.relative_to(classes).as_posix(): f.read_bytes() for f in classes.rglob("*") if f.is_file()}
     handle, staging = tempfile.mkstemp(dir=jar.parent, suffix=".jar")
     os.close(handle)
     with zipfile.ZipFile(staging, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in sorted(entries, key=lambda n: (n != "META-INF/MANIFEST.MF", n)):
+        for name in sorted(entries, key=lambda n: (n != _MANIFEST_ENTRY, n)):
             archive.writestr(
                 zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), entries[name], zipfile.ZIP_DEFLATED
             )
@@ -248,7 +266,8 @@ def build(
             print(f"compiling the shim for Spark {spark}", file=sys.stderr)
             compile_scala(sources("main", spark), classpath, main_classes, flags)
             if not lint:
-                write_jar(jar, main_classes, extra | {_DIGEST_ENTRY: wanted})
+                entries = {_MANIFEST_ENTRY: manifest(jars), _DIGEST_ENTRY: wanted}
+                write_jar(jar, main_classes, extra | entries)
         if tests or lint:
             wanted_tests = digest(sources("test", spark), {"shim": wanted}, spark)
             if lint or force or not is_current(test_jar, wanted_tests):
@@ -258,7 +277,8 @@ def build(
                 shim = str(main_classes if lint else jar)
                 compile_scala(sources("test", spark), [*classpath, shim], test_classes, flags)
                 if not lint:
-                    write_jar(test_jar, test_classes, {_DIGEST_ENTRY: wanted_tests})
+                    entries = {_MANIFEST_ENTRY: manifest(jars), _DIGEST_ENTRY: wanted_tests}
+                    write_jar(test_jar, test_classes, entries)
     return jar
 
 

@@ -25,6 +25,7 @@ def checkout(built: Path, tmp_path: Path) -> Path:
     copy = tmp_path / "checkout"
     shutil.copytree(ROOT / "jvm-shim", copy / "jvm-shim", ignore=shutil.ignore_patterns("target"))
     shutil.copytree(ROOT / "spark_statestore", copy / "spark_statestore")
+    shutil.copy(ROOT / "LICENSE", copy)
     return copy
 
 
@@ -148,7 +149,8 @@ build_shim.build = lambda against=None: built.append(against and against[1])
 build_shim.current_jars = lambda: []
 hook = hatch_build.ShimBuildHook.__new__(hatch_build.ShimBuildHook)
 hatch_build.ShimBuildHook.app = type("App", (), {"display_info": lambda self, text: None})()
-hook.initialize("standard", {"artifacts": []})
+hatch_build.ShimBuildHook._write_bill_of_materials = lambda self, jars: "sbom"
+hook.initialize("standard", {"artifacts": [], "sbom_files": []})
 assert built[0] is None
 print(*built[1:])
 """

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib
+import json
 import os
 import subprocess
 import sys
 import zipfile
+from email import message_from_bytes
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from spark_statestore import __version__
 from tests.support.bare import environment_without_settings
@@ -39,10 +45,44 @@ def test_wheel_has_only_the_package_and_the_jar(wheel: Path) -> None:
     assert sources | {JAR, "spark_statestore/py.typed"} <= names
 
 
+def bill_of_materials(wheel: Path) -> str:
+    with zipfile.ZipFile(wheel) as archive:
+        (path,) = [name for name in archive.namelist() if ".dist-info/sboms/" in name]
+        return archive.read(path).decode()
+
+
+def test_bill_of_materials_has_the_jars_and_dependencies_of_the_wheel(wheel: Path) -> None:
+    bill = json.loads(bill_of_materials(wheel))
+    components = {one["name"]: one for one in bill["components"]}
+    with zipfile.ZipFile(wheel) as archive:
+        shipped = {
+            Path(name).name: archive.read(name) for name in archive.namelist() if name.endswith(".jar")
+        }
+        (described,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        requirements = message_from_bytes(archive.read(described)).get_all("Requires-Dist", [])
+    for name, content in shipped.items():
+        digest = hashlib.sha256(content).hexdigest()
+        assert components[name]["hashes"] == [{"alg": "SHA-256", "content": digest}]
+    parsed = [Requirement(text) for text in requirements]
+    required = {requirement.name for requirement in parsed if requirement.marker is None}
+    assert {name for name, one in components.items() if one["scope"] == "required"} == {*shipped, *required}
+    assert components["pyspark"]["purl"] == "pkg:pypi/pyspark?vers=vers:pypi/%3E%3D4.0.1%7C%3C4.4"
+    spark = components["spark-sql_2.13"]
+    assert (spark["version"], spark["scope"]) == (version("pyspark"), "excluded")
+    assert "serialNumber" not in bill
+
+
+def test_bill_of_materials_follows_the_schema(wheel: Path) -> None:
+    validation = pytest.importorskip("cyclonedx.validation.json", exc_type=ImportError)
+    schema = importlib.import_module("cyclonedx.schema").SchemaVersion.V1_6
+    assert validation.JsonStrictValidator(schema).validate_str(bill_of_materials(wheel)) is None
+
+
 def test_jar_has_only_project_classes(wheel: Path, tmp_path: Path) -> None:
     jar = zipfile.ZipFile(zipfile.ZipFile(wheel).extract(JAR, tmp_path))
     classes = [entry for entry in jar.namelist() if entry.endswith(".class")]
     assert classes
+    assert jar.read("META-INF/LICENSE") == (ROOT / "LICENSE").read_bytes()
     assert all(entry.startswith("org/apache/spark/sql/statestore/") for entry in classes)
     assert not any("ProviderHarness" in entry for entry in classes)
 
