@@ -18,7 +18,7 @@ export PIP_NO_COMPILE := 0
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jar classes demo test test-all test-alone golden test-storage test-kafka test-suites soak coverage test-spark mutants mutation bench bench-quick bench-s3 lint lint-python lint-scala format docs wheel clean
+.PHONY: help setup jar classes demo test test-all test-alone golden test-storage test-kafka test-suites soak coverage test-spark mutants mutation bench bench-quick bench-s3 lint lint-python lint-scala format docs wheel release test-release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -169,6 +169,12 @@ docs: $(READY) ## build the documentation site into build/site; a broken link or
 wheel: jar $(OLDER:%=.spark/%/.ready) ## build the wheel into dist/, with a jar for each minor version of Spark
 	$(foreach spark,$(OLDER),$(call with_spark,$(spark)) $(PY) jvm-shim/build_shim.py &&) true
 	$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+release: $(READY) ## build the sdist and the wheel of the last commit twice, compare them, and write them into dist/ with their digests
+	$(PY) jvm-shim/release.py dist
+
+test-release: $(READY) ## test what make release wrote: each PySpark beside the wheel, and builds of the sdist alone
+	RELEASE=dist $(PY) -m pytest -m soak tests/system/packaging/test_sdist.py tests/system/packaging/test_wheel_beside_each_spark.py
 
 clean: ## remove everything that was built
 	rm -rf $(VENV) .services .spark build dist mutants jvm-shim/target spark_statestore/jars
