@@ -18,7 +18,7 @@ export PIP_NO_COMPILE := 0
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jar classes demo test test-all test-alone golden test-storage test-kafka test-suites soak coverage test-spark mutants mutation bench bench-quick bench-s3 lint lint-python lint-scala format docs wheel release test-release clean
+.PHONY: help setup jar classes demo test test-all test-alone golden test-storage test-kafka test-suites soak coverage test-spark mutants mutation bench bench-quick bench-s3 lint lint-python lint-scala format docs wheel release test-release test-lowest audit clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -122,6 +122,24 @@ soak: jar $(CLASSES) ## run the long tests too: more examples, more batches
 	HYPOTHESIS_PROFILE=soak $(PY) -m pytest -m alone
 	$(MAKE) test-spark SPARK=4.1
 	$(MAKE) test-suites SUITES=all
+
+# The oldest version of each direct dependency that pyproject.toml admits, in an environment of their own.
+build/lowest/.ready: pyproject.toml | $(READY)
+	$(PY) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install --quiet uv
+	$(@D)/bin/uv pip install --quiet --python $(@D)/bin/python --resolution lowest-direct --requirements pyproject.toml --extra test
+	@touch $@
+
+LOWEST := unit/files unit/formats unit/operator_state unit/query unit/rows unit/savepoints unit/storage unit/store
+
+test-lowest: build/lowest/.ready ## run the tests of storage, stores and reading with the oldest dependencies that pyproject.toml admits
+	build/lowest/bin/python -m pytest -n $(WORKERS) --dist loadfile -m 'not slow and not alone' $(LOWEST:%=tests/%)
+
+# Of all that make setup installs. A package that the service does not know fails, too.
+audit: $(READY) ## look for known vulnerabilities of the installed packages
+	$(PY) -m venv --clear build/audit
+	build/audit/bin/python -m pip install --quiet pip-audit
+	build/audit/bin/pip-audit --strict --skip-editable --progress-spinner off --path "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
 # Without Spark, and without the processes that tests start.
 coverage: $(READY) ## lines and branches of the package that tests/unit reaches

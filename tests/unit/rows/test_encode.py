@@ -259,8 +259,9 @@ WRONG: dict[str, tuple[Any, pa.Array, str]] = {
     ),
     "value of a variant": (
         "variant",
-        pa.array([None, {"value": b"", "metadata": None}]).cast(
-            pa.struct([("value", pa.binary()), ("metadata", pa.binary())])
+        pa.array(
+            [None, {"value": b"", "metadata": None}],
+            pa.struct([("value", pa.binary()), ("metadata", pa.binary())]),
         ),
         r"^row 1: the column 'a\.metadata' is null in a value that is not",
     ),
