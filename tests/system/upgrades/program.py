@@ -46,12 +46,13 @@ def main(jobs: Path, results: Path) -> None:
         for key, value in UNFORKED_FILES.items():
             spark.sparkContext._jsc.hadoopConfiguration().set(key, value)
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            done = list(pool.map(lambda job: _run(spark.newSession(), job), json.loads(jobs.read_text())))
+            done = list(pool.map(lambda job: run_job(spark.newSession(), job), json.loads(jobs.read_text())))
         results.write_text(json.dumps(done))
         spark.stop()
 
 
-def _run(spark: Any, job: dict[str, Any]) -> dict[str, Any]:
+def run_job(spark: Any, job: dict[str, Any]) -> dict[str, Any]:
+    """Run a query to the end of its input, and return the job with what it did."""
     case = CASES[job["case"]]
     settings = {
         # Otherwise restarts would divide the input into other batches.
