@@ -17,6 +17,7 @@
     │   └── StorageTimeoutError     (TimeoutError)       it did not respond in time
     ├── MissingPackageError         (ImportError)        an optional package is not installed
     ├── RowEncodingError            (ValueError)         a row that is not one of its schema
+    ├── EventLogError               (ValueError)         no event log of Spark, or none with a streaming query
     ├── IllegalStateError           (RuntimeError)       an operation not allowed in the current state
     └── CheckpointError                                  one checkpoint, or one stream of it
         ├── CheckpointIOError       (OSError)            it could not be read or written
@@ -52,6 +53,7 @@ __all__ = [
     "CheckpointNotFoundError",
     "ConversionError",
     "CorruptCheckpointError",
+    "EventLogError",
     "ForeignCheckpointError",
     "IllegalStateError",
     "IncompatibleSparkError",
@@ -153,6 +155,10 @@ class MissingPackageError(StateStoreError, ImportError):
 
 class RowEncodingError(StateStoreError, ValueError):
     """Raised when a column or a value of a row does not have the type that the row's schema has."""
+
+
+class EventLogError(StateStoreError, ValueError):
+    """Raised when a file is no event log of Spark, cannot be read, or has no streaming query."""
 
 
 class IllegalStateError(StateStoreError, RuntimeError):

@@ -8,6 +8,7 @@ import click
 from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
 from spark_statestore._version import __version__
+from spark_statestore.cli.assess import assess
 from spark_statestore.cli.convert import convert
 from spark_statestore.cli.doctor import doctor, jar
 from spark_statestore.cli.inspect import ls, show
@@ -65,6 +66,7 @@ for command in (
     gc,
     plot,
     watch,
+    assess,
     doctor,
     jar,
     completion,

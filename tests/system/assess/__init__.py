@@ -1,0 +1,1 @@
+"""Estimates of `spark-statestore assess`, compared with queries that run."""
