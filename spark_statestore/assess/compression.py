@@ -14,6 +14,7 @@ _CHUNK: Final = 1 << 16
 
 _ARROW_CHUNK: Final = 1 << 10
 """Bytes that are read at once from Arrow, which returns none of them where the stream is truncated."""
+_ARROW_CHUNKS: Final = _CHUNK // _ARROW_CHUNK
 
 _AGAIN: Final = "Copy it again from where Spark wrote it."
 
@@ -96,16 +97,18 @@ class _Source:
 
 def _arrow_stream(source: Any, codec: str, name: str) -> Iterator[bytes]:
     with pa.CompressedInputStream(pa.PythonFile(source, mode="r"), codec) as stream:
-        while True:
+        part = b"-"
+        while part:
+            parts = []
             try:
-                part = stream.read(_ARROW_CHUNK)
+                while len(parts) < _ARROW_CHUNKS and (part := stream.read(_ARROW_CHUNK)):
+                    parts.append(part)
             except OSError as error:
+                yield b"".join(parts)
                 if "truncated" in str(error).lower():
                     raise TruncatedError(str(error)) from error
                 raise EventLogError(f"{name} is damaged: {error}. {_AGAIN}") from error
-            if not part:
-                return
-            yield part
+            yield b"".join(parts)
 
 
 def _lz4_blocks(source: _Source, name: str) -> Iterator[bytes]:

@@ -23,7 +23,6 @@ from spark_statestore.assess.model import (
 from spark_statestore.assess.queries import Query, read_queries
 from spark_statestore.cli.assess_report import Section, Table, write_report
 from spark_statestore.cli.output import Output, size, table, with_output
-from spark_statestore.errors import EventLogError
 from spark_statestore.monitoring.plots import require_matplotlib
 
 _DAY: Final = 86_400
@@ -113,10 +112,7 @@ def assess(
         for url in incomplete
     ]
     if html is not None:
-        try:
-            write_report(html, list(zip(assessments, sections, strict=True)), notes)
-        except OSError as error:
-            raise EventLogError(f"the report {html} cannot be written: {error}.") from error
+        write_report(html, list(zip(assessments, sections, strict=True)), notes)
         notes.append(f"report: {html}")
     parts: list[Any] = []
     for section in itertools.chain(*sections):
@@ -133,11 +129,7 @@ def assess(
 def _node(assessed: Assessment, prices: Prices) -> dict[str, Any]:
     query = assessed.query
     requests = {
-        name: {
-            "put": made.puts,
-            "get": made.gets,
-            "usd": made.dollars(prices.put, prices.get),
-        }
+        name: {"put": made.puts, "get": made.gets, "usd": made.dollars(prices.put, prices.get)}
         for name, made in (("present", assessed.requests), ("here", assessed.requests_here))
         if made
     }

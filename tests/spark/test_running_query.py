@@ -16,6 +16,7 @@ import pytest
 from spark_statestore.cli.app import app
 from spark_statestore.query.verify import verify
 from tests.spark.queries import Query, unload_all
+from tests.unit.assess.logs import HDFS_LOG
 from tests.unit.cli.another_process import run_elsewhere
 
 WORDS = pa.schema([("word", pa.string())])
@@ -121,6 +122,7 @@ def test_commands_do_not_disturb_a_running_query(spark: Any, tmp_path: Path, che
             (["diff", url, early, batch], {0, 1}),
             (["plot", url, str(tmp_path / "state.png"), "--batches", "5"], {0}),
             (["watch", url, "--count", "1"], {0}),
+            (["assess", str(HDFS_LOG)], {0}),
             (["verify", url], {0}),
             (["doctor", url], {0}),
             (["holds", url], {0}),

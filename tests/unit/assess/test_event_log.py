@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import struct
 from pathlib import Path
 
 import pyarrow as pa
@@ -129,3 +130,11 @@ def test_line_of_progress_is_an_event(tmp_path: Path) -> None:
     assert read(path) == [{"Event": PROGRESS, "progress": each} for each in progress()]
     (tmp_path / "spaces").write_text("".join(json.dumps(each) + "\n" for each in progress()))
     assert read(tmp_path / "spaces") == read(path)
+
+
+def test_lz4_block_that_does_not_compress_is_read(tmp_path: Path) -> None:
+    # LZ4BlockOutputStream then stores the bytes, and a block without bytes ends the stream.
+    line = b'{"Event":"SparkListenerLogStart"}\n' + json.dumps({"Event": TASK}).encode() + b"\n"
+    stored = struct.pack("<8sBiiI", b"LZ4Block", 0x16, len(line), len(line), 0) + line
+    (tmp_path / "log.lz4").write_bytes(stored + struct.pack("<8sBiiI", b"LZ4Block", 0x16, 0, 0, 0))
+    assert read(tmp_path / "log.lz4") == [{"Event": TASK}]

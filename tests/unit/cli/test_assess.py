@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
 
-from tests.unit.assess.logs import HDFS_LOG, OUR_LOG, ROCKSDB_LOG, events, progress, write
+from spark_statestore.assess.model import RATIOS
+from tests.support.paths import ROOT
+from tests.unit.assess.logs import DATA, HDFS_LOG, OUR_LOG, ROCKSDB_LOG, events, progress, write
 from tests.unit.cli.commands import invoke, node, output_of
 
 
@@ -75,7 +78,7 @@ def test_report_is_one_file_with_a_plot_of_each_query(tmp_path: Path) -> None:
     assert not re.search(r"(src|href)=\"?http|<script|@import", text)
     missing = invoke("assess", log, "--html", tmp_path / "none" / "report.html")
     assert missing.exit_code == 1
-    assert "cannot be written" in missing.stderr
+    assert "No such file or directory" in missing.stderr
 
 
 def test_report_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -98,3 +101,12 @@ def test_other_files_are_an_error(tmp_path: Path) -> None:
         assert error["type"] == "EventLogError"
         assert message in error["message"]
     assert invoke("assess").exit_code == 2
+
+
+def test_page_has_the_output_and_the_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs/assess.md").read_text()
+    monkeypatch.chdir(DATA)
+    lines = output_of("assess", HDFS_LOG.name).splitlines()
+    assert "".join(f"    {line}".rstrip() + "\n" for line in lines) in page
+    for provider, ratios in RATIOS.items():
+        assert f"| {provider} | " + " | ".join(f"{value:g}" for value in astuple(ratios)) + " |" in page
