@@ -99,7 +99,7 @@ def _arrow_stream(source: Any, codec: str, name: str) -> Iterator[bytes]:
     with pa.CompressedInputStream(pa.PythonFile(source, mode="r"), codec) as stream:
         part = b"-"
         while part:
-            parts = []
+            parts: list[bytes] = []
             try:
                 while len(parts) < _ARROW_CHUNKS and (part := stream.read(_ARROW_CHUNK)):
                     parts.append(part)

@@ -57,18 +57,17 @@ class Ratios:
     update: float
     removal: float
     commit: float
-    other: float
 
 
 RATIOS: Final = {
-    HDFS: Ratios(logs=0.3, opening=1.0, update=0.4, removal=0.3, commit=0.15, other=1.15),
-    ROCKSDB: Ratios(logs=0.2, opening=1.3, update=0.15, removal=0.1, commit=0.04, other=1.15),
-    CHANGELOG: Ratios(logs=0.2, opening=1.3, update=0.35, removal=0.1, commit=0.13, other=1.15),
+    HDFS: Ratios(logs=0.3, opening=1.0, update=0.4, removal=0.3, commit=0.15),
+    ROCKSDB: Ratios(logs=0.2, opening=1.3, update=0.15, removal=0.1, commit=0.04),
+    CHANGELOG: Ratios(logs=0.2, opening=1.3, update=0.35, removal=0.1, commit=0.13),
 }
 """By the replaced provider.
 
-Measured by `tests/system/assess`, runs "count", "count, unforked" and "deduplication" of 2026-11-30. With a
-changelog, updates and commits are those of RocksDB by docs/performance.md, "One store".
+Between those of five runs of `tests/system/assess` of 2026-11-30, see docs/assess.md. With a changelog,
+updates and commits are those of RocksDB by docs/performance.md, "One store".
 """
 
 COPIED_ROW_US: Final = 0.26
@@ -78,9 +77,9 @@ docs/performance.md, "By the size of the state": a batch with 10,000 and with 1,
 """
 
 TASK_START_MS: Final = 9.0
-"""Milliseconds of a task's opening without a copy, on the same machine.
+"""Milliseconds of a task's opening without a copy, from the same runs as `RATIOS`.
 
-The quotient of the two is used alone, which does not depend on the machine.
+The quotient of the two is used alone, which depends little on the machine.
 """
 
 ERRORS: Final = {True: 0.25, False: 0.5}
@@ -270,9 +269,9 @@ def _with_ratios(provider: str, batch: Batch, part: Parts) -> Parts:
         "update": part.update * ratios.update,
         "removal": part.removal * ratios.removal,
         "commit": part.commit * ratios.commit,
-        "other": part.other * ratios.other,
     }
-    return Parts(part.planning + sum(scaled.values()), part.planning, python=part.python, **scaled)
+    total = part.planning + part.other + sum(scaled.values())
+    return Parts(total, part.planning, other=part.other, python=part.python, **scaled)
 
 
 def _reasons(query: Query, batch: Batch, now: Parts, here: Parts) -> list[str]:
