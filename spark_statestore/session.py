@@ -19,6 +19,7 @@ from spark_statestore._version import SUPPORTED_SPARK, __version__, minor_of
 from spark_statestore.errors import IncompatibleSparkError, OptionError, SessionError
 from spark_statestore.options import OPTION_PREFIX, PROVIDER_CLASS, PROVIDER_KEY, check
 from spark_statestore.python_workers import settings_of_workers
+from spark_statestore.spark_settings import interpreter, present_settings
 from spark_statestore.temporary import PREFIX, keep_while_alive, remove_abandoned
 
 if TYPE_CHECKING:
@@ -203,11 +204,11 @@ def configure(
             "a Spark Connect client cannot add a state store: configure the server's session, with "
             "'--jars' and spark-defaults (see conf/), and start the query from the client as usual."
         )
-    defaults = _spark_defaults()
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    defaults = present_settings(submitted=submitted)
     settings = {PROVIDER_KEY: PROVIDER_CLASS}
     settings |= {OPTION_PREFIX + name: value for name, value in values.items()}
-    python = _interpreter(given, defaults)
+    python = interpreter(given, defaults)
     if python is not None and OPTION_PREFIX + "python" not in settings | given:
         settings[OPTION_PREFIX + "python"] = python
     for key, value in settings.items():
@@ -390,35 +391,6 @@ def _build_info(jvm: Any) -> Any:
         return jvm.org.apache.spark.sql.statestore.BuildInfo
     except Exception:  # noqa: BLE001 - py4j raises several types
         return None
-
-
-def _interpreter(given: dict[str, Any], defaults: dict[str, str]) -> str | None:
-    if "spark.pyspark.python" in given or "spark.pyspark.python" in defaults:
-        return None
-    if named := os.environ.get("PYSPARK_PYTHON"):
-        return named
-    master = str(
-        given.get("spark.master") or defaults.get("spark.master") or os.environ.get("MASTER", "local")
-    )
-    # On other machines this interpreter's path may not exist.
-    return sys.executable if master.startswith("local") and sys.executable else None
-
-
-def _spark_defaults() -> dict[str, str]:
-    home = os.environ.get("SPARK_HOME")
-    if home is None and (spec := importlib.util.find_spec("pyspark")) and spec.origin:
-        home = str(Path(spec.origin).parent)
-    directory = os.environ.get("SPARK_CONF_DIR") or (home and str(Path(home, "conf")))
-    settings: dict[str, str] = {}
-    try:
-        with open(Path(directory or "", "spark-defaults.conf"), encoding="utf-8") as file:
-            for line in file:
-                key, _, value = line.strip().replace("=", " ", 1).replace("\t", " ").partition(" ")
-                if key and not key.startswith("#"):
-                    settings[key] = value.strip()
-    except OSError:
-        pass
-    return settings
 
 
 # By process, as a forked child has its parent's.

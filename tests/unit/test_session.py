@@ -30,6 +30,7 @@ SHIM = ROOT / "jvm-shim/src/main/scala/org/apache/spark/sql/statestore"
 def builder(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A new builder, in the environment of spark-submit, where no JVM is required."""
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    monkeypatch.setattr("spark_statestore.spark_settings._submitted_settings", dict)
     fresh = SparkSession.Builder()
     monkeypatch.setattr(fresh, "_options", {}, raising=False)
     return fresh
@@ -157,3 +158,23 @@ def test_configure_refuses_temporary_files_below_a_path_that_spark_cannot_take(
     monkeypatch.setattr("tempfile.tempdir", str(directory))
     with pytest.raises(SessionError, match=r"a,b, has one of .*set the environment variable TMPDIR"):
         spark_statestore.configure(unlaunched)
+
+
+def test_configure_continues_the_extensions_of_spark_submit(
+    builder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "spark_statestore.spark_settings._submitted_settings", lambda: {"spark.sql.extensions": "A,B"}
+    )
+    spark_statestore.configure(builder)
+    assert builder._options["spark.sql.extensions"] == f"A,B,{spark_statestore.EXTENSIONS_CLASS}"
+
+
+@pytest.mark.parametrize("flag", ["--conf", "-c"])
+def test_configure_continues_the_extensions_of_submit_arguments(
+    unlaunched: Any, monkeypatch: pytest.MonkeyPatch, flag: str
+) -> None:
+    arguments = f"{flag} 'spark.sql.extensions=A,B' pyspark-shell"
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", arguments)
+    spark_statestore.configure(unlaunched)
+    assert unlaunched._options["spark.sql.extensions"] == f"A,B,{spark_statestore.EXTENSIONS_CLASS}"
