@@ -167,6 +167,14 @@ _HANDED_OVER: Final = (
         "A commit that the driver refuses is not reported to Spark as done.",
     ),
     Mutant(
+        "skipped-batch-is-not-run",
+        f"{_DRIVER}/SkippedBatchesRule.scala",
+        "used.nonEmpty && used.forall(_ <= 0)",
+        "used.nonEmpty && used.forall(_ < 0)",
+        (f"{_TESTS}/test_skipped_batches.py",),
+        "A batch that the sink has and Spark's commit log lacks has its state.",
+    ),
+    Mutant(
         "commit-report-for-other-sinks",
         f"{_DRIVER}/CommitReportsRule.scala",
         'if (isWanted) null else "true"',

@@ -5,7 +5,7 @@ import org.apache.spark.sql.{SparkSession, SparkSessionExtensions}
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan
 import org.apache.spark.sql.internal.SQLConf
 import org.apache.spark.sql.statestore.driver.{CommitReportsRule, DriverCheckpointStore, OptionCheck, QueryMonitor,
-  QueryOptionsRule, QueryStarts, RealTimeSessions, SessionStart}
+  QueryOptionsRule, QueryStarts, RealTimeSessions, SessionStart, SkippedBatchesRule}
 import org.apache.spark.sql.statestore.provider.BackendOptions
 import org.apache.spark.sql.statestore.transform.TransformWithStateRule
 
@@ -26,6 +26,7 @@ class StateStoreExtensions extends (SparkSessionExtensions => Unit) {
       SessionStart.begin(context)
     }
     extensions.injectCheckRule(session => plan => StateStoreExtensions.check(session, plan))
+    extensions.injectPostHocResolutionRule(session => new SkippedBatchesRule(session))
     extensions.injectColumnar(_ => TransformWithStateRule)
     extensions.injectColumnar(session => new QueryOptionsRule(session))
     extensions.injectColumnar(session => new CommitReportsRule(session))
@@ -43,7 +44,8 @@ private[statestore] object StateStoreExtensions {
       QueryStarts.attend(session)
     }
 
-  private def usesOurs(settings: Map[String, String]): Boolean =
+  /** True if the settings of a session have its queries keep their state in this store. */
+  def usesOurs(settings: Map[String, String]): Boolean =
     settings.get(SQLConf.STATE_STORE_PROVIDER_CLASS.key)
       .fold(settings.contains(BackendOptions.RealTimeMode))(isOurs)
 

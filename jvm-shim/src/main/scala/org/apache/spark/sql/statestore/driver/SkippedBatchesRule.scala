@@ -1,0 +1,66 @@
+package org.apache.spark.sql.statestore.driver
+
+import org.apache.spark.sql.{DataFrame, SparkSession, classic}
+import org.apache.spark.sql.catalyst.InternalRow
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan
+import org.apache.spark.sql.catalyst.rules.Rule
+import org.apache.spark.sql.catalyst.streaming.WriteToStream
+import org.apache.spark.sql.connector.catalog.Table
+import org.apache.spark.sql.execution.{QueryExecution, SparkPlan}
+import org.apache.spark.sql.execution.streaming.Sink
+import org.apache.spark.sql.execution.streaming.sources.ForeachBatchSink
+import org.apache.spark.sql.internal.SQLConf
+import org.apache.spark.sql.statestore.StateStoreExtensions
+import org.apache.spark.sql.statestore.compat.Since41
+
+/**
+ * Runs the stateful operators of batches that a sink skips.
+ *
+ * A sink that identifies batches by number, such as Spark's file sink or Delta Lake's, returns at once from a batch that it has.
+ * If the driver has ended after the sink's commit and before Spark's, the batch is run again, skipped, and added to the commit
+ * log without a task. Its state then exists only if its first run published it, which `commit=batch` does not before Spark's
+ * commit; its watermark does not advance, and checkpoint format v2 fails for lack of checkpoint ids.
+ */
+private[statestore] final class SkippedBatchesRule(session: SparkSession) extends Rule[LogicalPlan] {
+  override def apply(plan: LogicalPlan): LogicalPlan = plan match {
+    case write: WriteToStream if StateStoreExtensions.usesOurs(session.conf.getAll) =>
+      write.copy(sink = SkippedBatchesRule.wrapped(write.sink))
+    case _ => plan
+  }
+}
+
+private object SkippedBatchesRule {
+  // Spark's metric of the stores that tasks have used.
+  private final val Stores = "numStateStoreInstances"
+
+  def wrapped(sink: Table): Table = sink match {
+    // Spark finds out by itself that a function did not read its batch, and looks for this class.
+    case _: ForeachBatchSink[_] | _: RunningSink => sink
+    case known: Sink => new RunningSink(known)
+    case _ => sink
+  }
+
+  private final class RunningSink(sink: Sink) extends Sink {
+    override def addBatch(batchId: Long, data: DataFrame): Unit = {
+      sink.addBatch(batchId, data)
+      data match {
+        case known: classic.Dataset[_] => runIfSkipped(known.queryExecution)
+        case _ =>
+      }
+    }
+
+    override def toString: String = sink.toString
+  }
+
+  private def runIfSkipped(batch: QueryExecution): Unit = {
+    val used = batch.executedPlan.collect {
+      case stateful: SparkPlan with Since41.StatefulOperator
+          if StateStoreExtensions.isOurs(stateful.conf.getConf(SQLConf.STATE_STORE_PROVIDER_CLASS)) =>
+        stateful.metrics.get(Stores).map(_.value)
+    }.flatten
+    // As operators of one batch run in one job, all of them have run or none.
+    if (used.nonEmpty && used.forall(_ <= 0)) {
+      batch.toRdd.foreachPartition((rows: Iterator[InternalRow]) => rows.foreach(_ => ()))
+    }
+  }
+}

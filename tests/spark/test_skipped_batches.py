@@ -1,0 +1,40 @@
+"""Batches that the sink has and Spark's commit log lacks: the sink skips them, and their state is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spark_statestore
+from spark_statestore.query import QueryCheckpoint
+from spark_statestore.query.query_checkpoint import COMMITS
+from tests.spark.counting import Program
+from tests.support.windows import answer, run_windows, write_input
+
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.usefixtures("built")]
+
+FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+
+BATCH = 2
+
+
+@pytest.mark.parametrize("checkpoint_format", ["1", "2"])
+def test_query_killed_after_the_file_sinks_commit_equals_the_batch_answer(
+    spark: Any, tmp_path: Path, checkpoint_format: str
+) -> None:
+    write_input(tmp_path)
+    has_batch = str(tmp_path / "output" / "_spark_metadata" / str(BATCH))
+    confs = {FORMAT: checkpoint_format}
+    with Program(
+        "until_sink_has", directory=str(tmp_path), format="parquet", file=has_batch, confs=confs
+    ) as program:
+        program.next("killed")
+    assert max(QueryCheckpoint(str(tmp_path / "checkpoint")).logged(COMMITS)) == BATCH - 1
+    session = spark.newSession()
+    session.conf.set(FORMAT, checkpoint_format)
+    run_windows(session, tmp_path, "parquet")
+    rows = session.read.parquet(str(tmp_path / "output")).orderBy("start").collect()
+    assert [tuple(row) for row in rows] == answer(session, tmp_path)
+    assert not spark_statestore.verify(str(tmp_path / "checkpoint")).problems
