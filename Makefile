@@ -18,7 +18,7 @@ export PIP_NO_COMPILE := 0
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jar classes demo test test-all test-alone golden test-storage test-kafka test-suites soak coverage test-spark mutants mutation bench bench-quick bench-s3 lint lint-python lint-scala format docs wheel release test-release test-lowest audit clean
+.PHONY: help setup jar classes demo test test-all test-alone golden test-storage test-kafka test-lake test-suites soak coverage test-spark mutants mutation bench bench-quick bench-s3 lint lint-python lint-scala format docs wheel release test-release test-lowest audit clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -117,11 +117,20 @@ test-suites: $(READY) .spark/$(SUITES_SPARK)/.ready ## run Spark's own test suit
 	FETCH_SECONDS=0 $(call with_spark,$(SUITES_SPARK)) $(PY) -m pytest \
 	  -m 'suites$(if $(filter all,$(SUITES)),, and not soak)' tests/system/suites
 
+# The newest one that both Delta Lake and Iceberg have releases for.
+LAKE_SPARK := 4.1
+
+test-lake: $(READY) .spark/$(LAKE_SPARK)/.ready ## run the tests of queries to Delta Lake and Iceberg: LAKE_SPARK=4.2
+	$(call with_spark,$(LAKE_SPARK)) $(PY) jvm-shim/build_shim.py --tests
+	FETCH_SECONDS=$(FETCH_SECONDS) $(call with_spark,$(LAKE_SPARK)) $(PY) -m tests.support.services.fetch delta iceberg
+	FETCH_SECONDS=0 $(call with_spark,$(LAKE_SPARK)) $(PY) -m pytest -m lake tests/system/lake
+
 soak: jar $(CLASSES) ## run the long tests too: more examples, more batches
 	HYPOTHESIS_PROFILE=soak $(PY) -m pytest $(SHARED) -m '(soak or not soak) and not alone' --timeout 14400
 	HYPOTHESIS_PROFILE=soak $(PY) -m pytest -m alone
 	$(MAKE) test-spark SPARK=4.1
 	$(MAKE) test-suites SUITES=all
+	$(MAKE) test-lake
 
 # The oldest version of each direct dependency that pyproject.toml admits, in an environment of their own.
 build/lowest/.ready: pyproject.toml | $(READY)

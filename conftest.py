@@ -109,7 +109,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Tests with an opt-in marker run only if that marker is named.
     """
     tier = config.getoption("--tier")
-    unnamed = [marker for marker in ("kafka", "soak", "storage", "suites") if marker not in config.getoption("-m")]
+    opt_in = ("kafka", "lake", "soak", "storage", "suites")
+    unnamed = [marker for marker in opt_in if marker not in config.getoption("-m")]
     slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
     # Two workers end at about the same time if the last files are short.
     items.sort(key=lambda item: item.path not in slow)

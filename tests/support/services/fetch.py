@@ -14,6 +14,8 @@ from tests.support.services.azurite import fetch as fetch_azurite
 from tests.support.services.hdfs import fetch as fetch_hdfs
 from tests.support.services.kafka import connector as fetch_kafka_connector
 from tests.support.services.kafka import fetch as fetch_kafka
+from tests.support.services.lake import delta as fetch_delta
+from tests.support.services.lake import iceberg as fetch_iceberg
 from tests.support.services.minio import fetch as fetch_minio
 from tests.support.services.service import ServiceUnavailableError
 from tests.support.services.spark_suites import fetch as fetch_spark_suites
@@ -24,6 +26,8 @@ _FETCHES: Final[Mapping[str, Callable[[], object]]] = {
     "hdfs": fetch_hdfs,
     "kafka": fetch_kafka,
     "kafka-connector": fetch_kafka_connector,
+    "delta": fetch_delta,
+    "iceberg": fetch_iceberg,
     "spark-suites": fetch_spark_suites,
 }
 
