@@ -8,7 +8,7 @@ from typing import Final
 _OTHER_STORE: Final = "the checkpoint is one of HDFSBacked, which is refused until it is converted"
 
 _UNCHECKED: Final = (
-    "both of Spark's checks of the state's schema are off, and Spark's store fails by chance at rows that are "
+    "both of Spark's checks of the state's schema are off; Spark's store fails by chance at rows that are "
     "shorter than the query's"
 )
 
