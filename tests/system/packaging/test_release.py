@@ -91,7 +91,7 @@ def test_notes_have_digests_versions_and_changes(release: ModuleType, tmp_path: 
         assert f"| {spark}.jar | `" in text
         assert f"| {spark}.jar | Spark {spark}.0, Scala 2.13.1 |" in text
     assert "commit 0123abcd with SOURCE_DATE_EPOCH=1700000000" in text
-    assert "CheckpointStateStoreProvider" in text
+    assert "configure(builder)" in text
 
 
 def test_release_needs_the_jar_of_each_spark(release: ModuleType, tmp_path: Path) -> None:
