@@ -40,7 +40,6 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
         "streaming.TransformWithValueStateTTLSuite",
     ),
     "transformWithState": (
-        "streaming.TransformWithStateAvroSuite",
         "streaming.TransformWithStateChainingSuite",
         "streaming.TransformWithStateInitialStateSuite",
         "streaming.TransformWithStateInitialStateSuiteCheckpointV2",
