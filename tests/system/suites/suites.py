@@ -70,12 +70,12 @@ def run(suites: Sequence[str], home: Path, directory: Path) -> dict[str, dict[st
         "log4j2.configurationFile": (directory / "log4j2.properties").as_uri(),
         "io.netty.tryReflectionSetAccessible": "true",
     }
-    jars = Path(pyspark.__file__).parent / "jars"
+    jars, shim = Path(pyspark.__file__).parent / "jars", spark_statestore.jar_path()
     command = [
         *("java", "-Xmx3g", "-Xss4m"),
         *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED),
         *(f"-D{key}={value}" for key, value in properties.items()),
-        *("-cp", os.pathsep.join([str(home / "classes"), f"{home}/lib/*", str(TEST_JAR), f"{jars}/*"])),
+        *("-cp", os.pathsep.join([f"{home}/classes", f"{home}/lib/*", shim, str(TEST_JAR), f"{jars}/*"])),
         *("org.scalatest.tools.Runner", "-R", str(home / "classes"), "-u", str(reports), "-oW"),
         *(word for suite in suites for word in ("-s", PACKAGE + suite)),
     ]
