@@ -382,7 +382,7 @@ _SCHEMAS: Final = (
     Mutant(
         "operators-of-other-stores-are-replaced",
         "jvm-shim/src/main/spark-since-4.2/org/apache/spark/sql/statestore/transform/TransformWithStateRule.scala",
-        "case scala: TransformWithStateExec if scala.isStreaming && isOurs(scala) =>",
+        "case scala: TransformWithStateExec if scala.isStreaming && keepsState(scala) =>",
         "case scala: TransformWithStateExec if scala.isStreaming =>",
         (f"{_TESTS}/test_transform_with_state_session.py::test_extension_leaves_other_providers_to_spark",),
         "transformWithState on another store is left to Spark.",

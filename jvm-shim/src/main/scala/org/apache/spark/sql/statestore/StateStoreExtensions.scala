@@ -3,6 +3,7 @@ package org.apache.spark.sql.statestore
 import org.apache.spark.{SPARK_VERSION, SparkContext}
 import org.apache.spark.sql.{SparkSession, SparkSessionExtensions}
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan
+import org.apache.spark.sql.execution.SparkPlan
 import org.apache.spark.sql.internal.SQLConf
 import org.apache.spark.sql.statestore.driver.{CommitReportsRule, DriverCheckpointStore, OptionCheck, QueryMonitor,
   QueryOptionsRule, QueryStarts, RealTimeSessions, SessionStart, SkippedBatchesRule}
@@ -51,4 +52,8 @@ private[statestore] object StateStoreExtensions {
 
   /** True if a provider class keeps its state in this store. */
   def isOurs(className: String): Boolean = className == classOf[CheckpointStateStoreProvider].getName
+
+  /** True if an operator of a batch has its state in this store: by its query's session, or its offset log. */
+  def keepsState(operator: SparkPlan): Boolean =
+    isOurs(operator.conf.getConf(SQLConf.STATE_STORE_PROVIDER_CLASS))
 }

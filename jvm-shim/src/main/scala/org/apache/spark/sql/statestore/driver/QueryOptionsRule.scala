@@ -72,10 +72,8 @@ private object QueryOptionsRule {
 
   private def fullName(name: String): String = BackendOptions.Prefix + BackendOptions.spelling(name).getOrElse(name)
 
-  // The setting of the query's session, or of its offset log.
   private def keepsState(plan: SparkPlan): Boolean = plan match {
-    case stateful: SparkPlan with Since41.StatefulOperator =>
-      StateStoreExtensions.isOurs(stateful.conf.getConf(SQLConf.STATE_STORE_PROVIDER_CLASS))
+    case stateful: SparkPlan with Since41.StatefulOperator => StateStoreExtensions.keepsState(stateful)
     case _ => false
   }
 }

@@ -16,7 +16,6 @@ import org.apache.spark.sql.{SparkSession, classic}
 import org.apache.spark.sql.execution.SparkPlan
 import org.apache.spark.sql.execution.exchange.Exchange
 import org.apache.spark.sql.execution.streaming.state.{StateStoreCoordinatorRef, StateStoreProviderId}
-import org.apache.spark.sql.internal.SQLConf
 import org.apache.spark.sql.statestore.StateStoreExtensions
 import org.apache.spark.sql.statestore.compat.Since41
 import org.apache.spark.sql.statestore.provider.{BackendOptions, PreparedStore, StoreKind}
@@ -103,7 +102,7 @@ private[statestore] object Rebalancer extends Logging {
     def visit(plan: SparkPlan, stage: Int): Unit = {
       plan match {
         case stateful: SparkPlan with Since41.StatefulOperator =>
-          stateful.stateInfo.filter(_ => isOurs(stateful)).foreach { info =>
+          stateful.stateInfo.filter(_ => StateStoreExtensions.keepsState(stateful)).foreach { info =>
             stages.getOrElseUpdate((info.queryRunId.toString, stage), mutable.LinkedHashMap.empty).getOrElseUpdate(
               info.operatorId,
               OperatorVersion(
@@ -120,9 +119,6 @@ private[statestore] object Rebalancer extends Logging {
     visit(batch, stageCount)
     stages.toSeq.map { case ((run, _), operators) => Group(run, operators.values.toSeq) }
   }
-
-  private def isOurs(operator: SparkPlan): Boolean =
-    StateStoreExtensions.isOurs(operator.conf.getConf(SQLConf.STATE_STORE_PROVIDER_CLASS))
 
   /** The partitions of one run of a query. `planned` runs on the query's thread, a look on one of this object. */
   private final class QueryPlaces(session: SparkSession, run: String) {

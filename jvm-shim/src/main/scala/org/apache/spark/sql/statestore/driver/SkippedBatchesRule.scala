@@ -9,7 +9,6 @@ import org.apache.spark.sql.connector.catalog.Table
 import org.apache.spark.sql.execution.{QueryExecution, SparkPlan}
 import org.apache.spark.sql.execution.streaming.Sink
 import org.apache.spark.sql.execution.streaming.sources.ForeachBatchSink
-import org.apache.spark.sql.internal.SQLConf
 import org.apache.spark.sql.statestore.StateStoreExtensions
 import org.apache.spark.sql.statestore.compat.Since41
 
@@ -36,7 +35,7 @@ private object SkippedBatchesRule {
   def wrapped(sink: Table): Table = sink match {
     // Spark finds out by itself that a function did not read its batch, and looks for this class.
     case _: ForeachBatchSink[_] | _: RunningSink => sink
-    case known: Sink => new RunningSink(known)
+    case runnable: Sink => new RunningSink(runnable)
     case _ => sink
   }
 
@@ -44,7 +43,7 @@ private object SkippedBatchesRule {
     override def addBatch(batchId: Long, data: DataFrame): Unit = {
       sink.addBatch(batchId, data)
       data match {
-        case known: classic.Dataset[_] => runIfSkipped(known.queryExecution)
+        case batch: classic.Dataset[_] => runIfSkipped(batch.queryExecution)
         case _ =>
       }
     }
@@ -54,8 +53,7 @@ private object SkippedBatchesRule {
 
   private def runIfSkipped(batch: QueryExecution): Unit = {
     val used = batch.executedPlan.collect {
-      case stateful: SparkPlan with Since41.StatefulOperator
-          if StateStoreExtensions.isOurs(stateful.conf.getConf(SQLConf.STATE_STORE_PROVIDER_CLASS)) =>
+      case stateful: SparkPlan with Since41.StatefulOperator if StateStoreExtensions.keepsState(stateful) =>
         stateful.metrics.get(Stores).map(_.value)
     }.flatten
     // As operators of one batch run in one job, all of them have run or none.

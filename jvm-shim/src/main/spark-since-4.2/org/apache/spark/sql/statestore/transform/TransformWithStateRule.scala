@@ -3,10 +3,8 @@ package org.apache.spark.sql.statestore.transform
 import org.apache.spark.sql.catalyst.rules.Rule
 import org.apache.spark.sql.execution.{ColumnarRule, SparkPlan}
 import org.apache.spark.sql.execution.python.streaming.TransformWithStateInPySparkExec
-import org.apache.spark.sql.execution.streaming.operators.stateful.transformwithstate.{TransformWithStateExec,
-  TransformWithStateExecBase}
-import org.apache.spark.sql.internal.SQLConf
-import org.apache.spark.sql.statestore.StateStoreExtensions
+import org.apache.spark.sql.execution.streaming.operators.stateful.transformwithstate.TransformWithStateExec
+import org.apache.spark.sql.statestore.StateStoreExtensions.keepsState
 
 /**
  * Rule that lets transformWithState run on this package's providers. Spark's two operators require the
@@ -21,14 +19,10 @@ private[statestore] object TransformWithStateRule extends ColumnarRule {
     override val ruleName: String = "transformWithState on spark-statestore"
 
     override def apply(plan: SparkPlan): SparkPlan = plan.transformUp {
-      case scala: TransformWithStateExec if scala.isStreaming && isOurs(scala) =>
+      case scala: TransformWithStateExec if scala.isStreaming && keepsState(scala) =>
         new CheckpointTransformWithStateExec(scala)
-      case python: TransformWithStateInPySparkExec if python.isStreaming && isOurs(python) =>
+      case python: TransformWithStateInPySparkExec if python.isStreaming && keepsState(python) =>
         new CheckpointTransformWithStateInPySparkExec(python)
     }
   }
-
-  // The setting that the operator would check: of the query's session, or of its offset log.
-  private def isOurs(operator: TransformWithStateExecBase): Boolean =
-    StateStoreExtensions.isOurs(operator.conf.getConf(SQLConf.STATE_STORE_PROVIDER_CLASS))
 }
