@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import html
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from spark_statestore._version import __version__
 from spark_statestore.assess.model import Assessment
+from spark_statestore.monitoring.plots import image_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,7 +36,8 @@ def write_report(
     for assessed, sections in queries:
         title, *others = sections
         heading = assessed.query.name or assessed.query.id
-        parts.append(f"<h2>{html.escape(heading)}</h2>{_html(title)}{_plot(assessed)}")
+        image = image_of(_figure(assessed), "batch time by part, and by batch")
+        parts.append(f"<h2>{html.escape(heading)}</h2>{_html(title)}{image}")
         parts += map(_html, others)
     Path(file).write_text(
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -60,13 +60,6 @@ def _html(section: Section) -> str:
         for row in rows
     )
     return f"<table><tr>{head}</tr>{body}</table>"
-
-
-def _plot(assessed: Assessment) -> str:
-    file = io.BytesIO()
-    _figure(assessed).savefig(file, format="png", dpi=80)
-    image = base64.b64encode(file.getvalue()).decode()
-    return f'<img alt="batch time by part, and by batch" src="data:image/png;base64,{image}">'
 
 
 def _figure(assessed: Assessment) -> Figure:

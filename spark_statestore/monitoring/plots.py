@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -9,6 +11,7 @@ from spark_statestore.errors import MissingPackageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
 _UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
@@ -22,6 +25,14 @@ def require_matplotlib(user: str) -> None:
         raise MissingPackageError(
             f"{user} needs {error.name}: pip install 'spark-statestore[plot]'"
         ) from error
+
+
+def image_of(figure: Figure, description: str) -> str:
+    """Return a figure as an image element of HTML, which has the picture in itself."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=80)
+    image = base64.b64encode(file.getvalue()).decode()
+    return f'<img alt="{description}" src="data:image/png;base64,{image}">'
 
 
 def draw_sizes(

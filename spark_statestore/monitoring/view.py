@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import html
-import io
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 from spark_statestore.errors import IllegalStateError, MissingPackageError
 from spark_statestore.monitoring.frame import DURATION, progress
-from spark_statestore.monitoring.plots import draw_sizes, draw_times, require_matplotlib
+from spark_statestore.monitoring.plots import draw_sizes, draw_times, image_of, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -117,10 +115,7 @@ def _plots(frame: DataFrame) -> str:
         require_matplotlib("the plot")
     except MissingPackageError as error:
         return f"<p>{html.escape(str(error))}</p>"
-    file = io.BytesIO()
-    _figure(frame).savefig(file, format="png", dpi=80)
-    image = base64.b64encode(file.getvalue()).decode()
-    return f'<img alt="state and durations by batch" src="data:image/png;base64,{image}">'
+    return image_of(_figure(frame), "state and durations by batch")
 
 
 def _figure(frame: DataFrame) -> Figure:
