@@ -18,7 +18,7 @@ _ARROW_CHUNKS: Final = _CHUNK // _ARROW_CHUNK
 
 _AGAIN: Final = "Copy it again from where Spark wrote it."
 
-# Of a single block; Spark writes 32 KiB, and 64 KiB at most without a setting.
+# Bytes of a block. Spark writes 32 KiB, and at most 64 KiB without a setting.
 _LARGEST_BLOCK: Final = 64 << 20
 
 _LZ4_MAGIC: Final = b"LZ4Block"

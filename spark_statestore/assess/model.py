@@ -161,7 +161,7 @@ class Assessment:
 
     @property
     def no_estimate(self) -> str:
-        """Why there is no estimate."""
+        """The reason for the absence of an estimate."""
         if self.query.provider == OURS:
             return "the query runs on this store."
         return "its state store is neither HDFSBacked nor RocksDB, and no other one was measured."
@@ -186,20 +186,21 @@ def assess_query(query: Query, *, skip: int | None = None, cores: int | None = N
         counted = [batch for batch in counted if batch.operators] or counted
     slots = query.cores or cores
     parts = [_parts(batch, slots) for batch in counted]
+    medians = _medians(parts)
     is_known = query.is_stateful and query.provider in {*RATIOS, OURS}
     return Assessment(
         query,
         tuple(counted),
         round(statistics.median(batch.input_rows for batch in counted)),
         statistics.median(_parallelism(batch, slots) for batch in counted),
-        _medians(parts),
+        medians,
         tuple(
             _operator([batch.operators[number] for batch in counted if number < len(batch.operators)])
             for number in range(len(counted[-1].operators))
         ),
         _requests(query, counted) if is_known else None,
         OURS_BATCH if is_known else None,
-        _estimate(query, counted, parts) if query.is_stateful and query.provider in RATIOS else None,
+        _estimate(query, counted, parts, medians) if query.is_stateful and query.provider in RATIOS else None,
     )
 
 
@@ -239,20 +240,21 @@ def _parts(batch: Batch, cores: int | None) -> Parts:
     return Parts(batch.milliseconds, planning, logs, opening, update, removal, commit, other, python)
 
 
-def _estimate(query: Query, batches: Sequence[Batch], parts: Sequence[Parts]) -> Estimate:
-    here = [_with_ratios(query.provider, batch, part) for batch, part in zip(batches, parts, strict=True)]
-    medians = _medians(here)
+def _estimate(query: Query, batches: Sequence[Batch], parts: Sequence[Parts], now: Parts) -> Estimate:
+    here = _medians(
+        [_with_ratios(query.provider, batch, part) for batch, part in zip(batches, parts, strict=True)]
+    )
     has_tasks = all(batch.tasks for batch in batches)
     is_local = query.checkpoint is not None and query.checkpoint.startswith(("file:", "/"))
     error = ERRORS[has_tasks]
     return Estimate(
-        medians.total,
-        medians.total / (1 + error),
-        medians.total / (1 - error),
+        here.total,
+        here.total / (1 + error),
+        here.total / (1 - error),
         "medium" if has_tasks and is_local and len(batches) >= 10 else "low",
         f"measured basis, {'with' if has_tasks else 'without'} metrics of tasks",
-        medians,
-        tuple(_reasons(query, batches[-1], _medians(parts), medians)),
+        here,
+        tuple(_reasons(query, batches[-1], now, here)),
     )
 
 

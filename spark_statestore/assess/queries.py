@@ -154,7 +154,7 @@ class Query:
 
     @property
     def is_stateful(self) -> bool:
-        """Whether a batch has stateful operators."""
+        """True if a batch has stateful operators."""
         return any(batch.operators for batch in self.batches)
 
 
@@ -260,16 +260,16 @@ class _Reader:
             self._batch_of_stage[int(stage)] = run, batch
 
     def _task(self, event: Event) -> None:
-        of = self._batch_of_stage.get(int(event["Stage ID"]))
+        batch = self._batch_of_stage.get(int(event["Stage ID"]))
         metrics = event.get("Task Metrics")
-        if of is None or not metrics or event["Task End Reason"].get("Reason") != "Success":
+        if batch is None or not metrics or event["Task End Reason"].get("Reason") != "Success":
             return
         values: dict[str, int] = {}
         for accumulable in event["Task Info"]["Accumulables"]:
             name = accumulable.get("Name")
             if name in TASK_METRICS:
                 values[name] = values.get(name, 0) + int(accumulable.get("Update", 0))
-        times = self._tasks.setdefault(of, TaskTimes())
+        times = self._tasks.setdefault(batch, TaskTimes())
         times.python_ms += values.get(_PYTHON, 0)
         if _COMMIT not in values:
             return

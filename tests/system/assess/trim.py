@@ -9,15 +9,12 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from spark_statestore.assess import event_log
-from spark_statestore.assess.event_log import EventLog
+from spark_statestore.assess.event_log import Event, EventLog
 from spark_statestore.assess.queries import STATE_STORE, TASK_METRICS
-
-Event = dict[str, Any]
 
 
 def trim(log: EventLog, directory: Path) -> None:

@@ -11,15 +11,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from spark_statestore.assess.event_log import EventLog
+from spark_statestore.assess.event_log import Event, EventLog
 from spark_statestore.assess.queries import Query, read_queries
 
 DATA: Final = Path(__file__).parent / "data"
 HDFS_LOG, ROCKSDB_LOG, OUR_LOG = (
     DATA / f"{name}.zstd" for name in ("hdfsbacked", "rocksdb", "spark-statestore")
 )
-
-Event = dict[str, Any]
 
 
 def events(log: Path = HDFS_LOG) -> list[Event]:
