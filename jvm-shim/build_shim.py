@@ -228,8 +228,7 @@ def compile_scala(files: list[Path], classpath: list[str], target: Path, flags: 
 def write_jar(jar: Path, classes: Path, extra: dict[str, str]) -> None:
     """Write a jar reproducibly: its bytes depend on its content only."""
     jar.parent.mkdir(parents=True, exist_ok=True)
-    entries = {_MANIFEST_ENTRY: b"Manifest-Version: 1.0\r\n\r\n"}
-    entries |= {name: text.encode() for name, text in extra.items()}
+    entries = {name: text.encode() for name, text in extra.items()}
     entries |= {f.relative_to(classes).as_posix(): f.read_bytes() for f in classes.rglob("*") if f.is_file()}
     handle, staging = tempfile.mkstemp(dir=jar.parent, suffix=".jar")
     os.close(handle)

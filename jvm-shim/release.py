@@ -94,13 +94,13 @@ def members(archive: Path) -> dict[str, str]:
     return found
 
 
-def differences(one: Path, other: Path) -> list[str]:
+def differences(first: Path, second: Path) -> list[str]:
     """Return the members in which two archives differ; their own name, if only their compression does."""
-    if one.read_bytes() == other.read_bytes():
+    if first.read_bytes() == second.read_bytes():
         return []
-    left, right = members(one), members(other)
+    left, right = members(first), members(second)
     names = [name for name in sorted({*left, *right}) if left.get(name) != right.get(name)]
-    return [f"{one.name}: {name}" for name in names] or [f"{one.name}: order or compression"]
+    return [f"{first.name}: {name}" for name in names] or [f"{first.name}: order or compression"]
 
 
 def notes(built: Path, commit: str, epoch: str) -> str:

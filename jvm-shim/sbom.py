@@ -66,7 +66,7 @@ def bill_of_materials(
         compiled |= {library["bom-ref"]: library for library in libraries}
         edges[jar.name] = [library["bom-ref"] for library in libraries]
     components = [*required, *optional.values(), *shipped.values(), *compiled.values()]
-    edges[root] = [one["bom-ref"] for one in (*required, *optional.values(), *shipped.values())]
+    edges[root] = [component["bom-ref"] for component in (*required, *optional.values(), *shipped.values())]
     metadata: dict[str, Any] = {
         "component": {
             "type": "library",
