@@ -121,7 +121,6 @@ test-suites: $(READY) .spark/$(SUITES_SPARK)/.ready ## run Spark's own test suit
 LAKE_SPARK := 4.1
 
 test-lake: $(READY) .spark/$(LAKE_SPARK)/.ready ## run the tests of queries to Delta Lake and Iceberg: LAKE_SPARK=4.2
-	$(call with_spark,$(LAKE_SPARK)) $(PY) jvm-shim/build_shim.py --tests
 	FETCH_SECONDS=$(FETCH_SECONDS) $(call with_spark,$(LAKE_SPARK)) $(PY) -m tests.support.services.fetch delta iceberg
 	FETCH_SECONDS=0 $(call with_spark,$(LAKE_SPARK)) $(PY) -m pytest -m lake tests/system/lake
 

@@ -13,8 +13,10 @@ from tests.support.services import ServiceUnavailableError
 from tests.support.services.lake import delta, iceberg
 from tests.support.sessions import local_builder
 
+EXTENSIONS = "spark.sql.extensions"
+
 DELTA = {
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    EXTENSIONS: "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     # Small tables otherwise have fifty tasks for their log.
     "spark.databricks.delta.snapshotPartitions": "1",
@@ -23,7 +25,7 @@ DELTA = {
 
 def iceberg_settings(warehouse: Path) -> dict[str, str]:
     return {
-        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        EXTENSIONS: "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
         "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
         "spark.sql.catalog.lake.type": "hadoop",
         "spark.sql.catalog.lake.warehouse": str(warehouse),
@@ -41,9 +43,8 @@ def settings(fetches: dict[str, Callable[[], Path]], warehouse: Path) -> dict[st
             print(f"{name}: {error}")
             continue
         confs = DELTA if name == "delta" else iceberg_settings(warehouse)
-        extensions = [found[key] for key in ("spark.sql.extensions",) if key in found]
-        found |= confs
-        found["spark.sql.extensions"] = ",".join([*extensions, confs["spark.sql.extensions"]])
+        extensions = filter(None, [found.get(EXTENSIONS), confs[EXTENSIONS]])
+        found |= confs | {EXTENSIONS: ",".join(extensions)}
     return found | {"spark.jars": ",".join(jars)}
 
 
@@ -70,6 +71,6 @@ def spark(built: Path, lake: dict[str, str]) -> Iterator[Any]:
 @pytest.fixture(params=["delta", "iceberg"])
 def sink(request: pytest.FixtureRequest, lake: dict[str, str]) -> str:
     """Return the format of the sink."""
-    if request.param not in lake["spark.sql.extensions"].lower():
+    if request.param not in lake[EXTENSIONS].lower():
         pytest.skip(f"the jars of {request.param} cannot be fetched for this Spark")
     return str(request.param)
