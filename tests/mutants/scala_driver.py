@@ -175,6 +175,14 @@ _HANDED_OVER: Final = (
         "A batch that the sink has and Spark's commit log lacks has its state.",
     ),
     Mutant(
+        "batch-skipped-by-a-function-is-not-run",
+        f"{_DRIVER}/SkippedBatchesRule.scala",
+        "case function: ForeachBatchSink[_] => new RunningFunction(function)",
+        "case function: ForeachBatchSink[_] => function",
+        (f"{_TESTS}/test_skipped_batches.py",),
+        "A batch that a foreachBatch function skips and Spark's commit log lacks has its state.",
+    ),
+    Mutant(
         "commit-report-for-other-sinks",
         f"{_DRIVER}/CommitReportsRule.scala",
         'if (isWanted) null else "true"',

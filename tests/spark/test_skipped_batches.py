@@ -20,21 +20,27 @@ FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 BATCH = 2
 
 
-@pytest.mark.parametrize("checkpoint_format", ["1", "2"])
-def test_query_killed_after_the_file_sinks_commit_equals_the_batch_answer(
-    spark: Any, tmp_path: Path, checkpoint_format: str
+# Format v1 loses the state of a skipped batch; in v2 the commit log lacks its checkpoint ids.
+@pytest.mark.parametrize(
+    ("sink", "record", "checkpoint_format"),
+    [("parquet", f"_spark_metadata/{BATCH}", "1"), ("directories", f"batch={BATCH}/_SUCCESS", "2")],
+    ids=["file", "function"],
+)
+def test_query_killed_after_its_sinks_commit_equals_the_batch_answer(
+    spark: Any, tmp_path: Path, sink: str, record: str, checkpoint_format: str
 ) -> None:
     write_input(tmp_path)
-    has_batch = str(tmp_path / "output" / "_spark_metadata" / str(BATCH))
+    has_batch = str(tmp_path / "output" / record)
     confs = {FORMAT: checkpoint_format}
     with Program(
-        "until_sink_has", directory=str(tmp_path), format="parquet", file=has_batch, confs=confs
+        "until_sink_has", directory=str(tmp_path), format=sink, file=has_batch, confs=confs
     ) as program:
         program.next("killed")
     assert max(QueryCheckpoint(str(tmp_path / "checkpoint")).logged(COMMITS)) == BATCH - 1
     session = spark.newSession()
     session.conf.set(FORMAT, checkpoint_format)
-    run_windows(session, tmp_path, "parquet")
-    rows = session.read.parquet(str(tmp_path / "output")).orderBy("start").collect()
+    run_windows(session, tmp_path, sink)
+    read = session.read.parquet(str(tmp_path / "output"))
+    rows = read.select("start", "n", "total").orderBy("start").collect()
     assert [tuple(row) for row in rows] == answer(session, tmp_path)
     assert not spark_statestore.verify(str(tmp_path / "checkpoint")).problems

@@ -36,16 +36,39 @@ def counted(rows: DataFrame) -> DataFrame:
     return counts.select(f.col("window.start").cast("long").alias("start"), "n", "total")
 
 
+def _write_directory(batch: DataFrame, number: int, output: str) -> None:
+    path = Path(output, f"batch={number}")
+    if not (path / "_SUCCESS").exists():
+        batch.write.parquet(str(path))
+
+
+def _write_transaction(batch: DataFrame, number: int, output: str) -> None:
+    writer = batch.write.format("delta").mode("append")
+    writer.option("txnAppId", "windows").option("txnVersion", number).save(output)
+
+
+_FUNCTIONS: Final = {"directories": _write_directory, "transactions": _write_transaction}
+
+
 def run_windows(
     spark: Any, directory: Path, sink: str, target: str | None = None, *, checkpoint: str = "checkpoint"
 ) -> None:
-    """Run the query to the end of its input, in append mode, to ``output`` below the directory."""
+    """Run the query to the end of its input, in append mode, to ``output`` below the directory.
+
+    Two sinks are ``foreachBatch`` functions. ``directories`` writes a directory for each batch, and returns
+    from one that is there. ``transactions`` leaves it to Delta to skip a batch.
+    """
     schema = "id long, time timestamp"
     source = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
     rows = source.parquet(str(directory / "input")).withWatermark("time", "0 seconds")
-    writer = counted(rows).writeStream.format(sink).option("checkpointLocation", str(directory / checkpoint))
-    query = writer.trigger(availableNow=True).start(target or str(directory / "output"))
-    query.awaitTermination()
+    output = target or str(directory / "output")
+    writer = counted(rows).writeStream.option("checkpointLocation", str(directory / checkpoint))
+    if sink in _FUNCTIONS:
+        write = _FUNCTIONS[sink]
+        writer = writer.foreachBatch(lambda batch, number: write(batch, number, output))
+    else:
+        writer = writer.format(sink).option("path", output)
+    writer.trigger(availableNow=True).start().awaitTermination()
 
 
 def answer(spark: Any, directory: Path) -> list[tuple[int, int, int]]:

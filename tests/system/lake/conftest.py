@@ -28,6 +28,8 @@ def iceberg_settings(warehouse: Path) -> dict[str, str]:
         EXTENSIONS: "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
         "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
         "spark.sql.catalog.lake.type": "hadoop",
+        # A catalog keeps a table for 30 s as it was. The session of a foreachBatch function has its own one.
+        "spark.sql.catalog.lake.cache-enabled": "false",
         "spark.sql.catalog.lake.warehouse": str(warehouse),
     }
 

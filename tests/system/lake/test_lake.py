@@ -68,13 +68,18 @@ def other(table: Table, tmp_path: Path) -> Table:
     return Table.create(table.spark, table.format, tmp_path / "other", WINDOWS)
 
 
+@pytest.mark.parametrize(
+    ("sink", "writer"),
+    [("delta", "delta"), ("delta", "transactions"), ("iceberg", "iceberg")],
+    indirect=["sink"],
+)
 def test_query_killed_after_the_tables_commit_equals_the_batch_answer(
-    spark: Any, table: Table, lake: dict[str, str], tmp_path: Path
+    spark: Any, table: Table, writer: str, lake: dict[str, str], tmp_path: Path
 ) -> None:
     with Program(
         "until_sink_has",
         directory=str(tmp_path),
-        format=table.format,
+        format=writer,
         target=table.target,
         file=str(table.log_file(3)),
         confs=lake,
@@ -82,7 +87,7 @@ def test_query_killed_after_the_tables_commit_equals_the_batch_answer(
         program.next("killed")
     checkpoint = QueryCheckpoint(str(tmp_path / "checkpoint"))
     assert max(checkpoint.logged(COMMITS)) < max(checkpoint.logged(OFFSETS))
-    run_windows(spark, tmp_path, table.format, table.target)
+    run_windows(spark, tmp_path, writer, table.target)
     assert table.rows() == answer(spark, tmp_path)
 
 

@@ -15,7 +15,8 @@ import org.apache.spark.sql.statestore.compat.Since41
 /**
  * Runs the stateful operators of batches that a sink skips.
  *
- * A sink that identifies batches by number, such as Spark's file sink or Delta Lake's, returns at once from a batch that it has.
+ * A sink that identifies batches by number, such as Spark's file sink, Delta Lake's or a foreachBatch function with a log of its
+ * own, returns at once from a batch that it has.
  * If the driver has ended after the sink's commit and before Spark's, the batch is run again, skipped, and added to the commit
  * log without a task. Its state then exists only if its first run published it, which `commit=batch` does not before Spark's
  * commit; its watermark does not advance, and checkpoint format v2 fails for lack of checkpoint ids.
@@ -33,13 +34,16 @@ private object SkippedBatchesRule {
   private final val Stores = "numStateStoreInstances"
 
   def wrapped(sink: Table): Table = sink match {
-    // Spark finds out by itself that a function did not read its batch, and looks for this class.
-    case _: ForeachBatchSink[_] | _: RunningSink => sink
-    case runnable: Sink => new RunningSink(runnable)
+    case _: RunningSink => sink
+    // Spark looks for the class of this sink.
+    case function: ForeachBatchSink[_] => new RunningFunction(function)
+    case runnable: Sink => new RunningOther(runnable)
     case _ => sink
   }
 
-  private final class RunningSink(sink: Sink) extends Sink {
+  private sealed trait RunningSink extends Sink {
+    protected def sink: Sink
+
     override def addBatch(batchId: Long, data: DataFrame): Unit = {
       sink.addBatch(batchId, data)
       data match {
@@ -49,6 +53,16 @@ private object SkippedBatchesRule {
     }
 
     override def toString: String = sink.toString
+  }
+
+  private final class RunningOther(override protected val sink: Sink) extends RunningSink
+
+  // The function and its encoder are used by `sink` alone.
+  private final class RunningFunction(override protected val sink: ForeachBatchSink[_])
+      extends ForeachBatchSink[Any](null, null) with RunningSink {
+    override def addBatch(batchId: Long, data: DataFrame): Unit = super[RunningSink].addBatch(batchId, data)
+
+    override def toString: String = super[RunningSink].toString
   }
 
   private def runIfSkipped(batch: QueryExecution): Unit = {
