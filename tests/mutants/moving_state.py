@@ -13,6 +13,7 @@ _LINEAGES: Final = "tests/unit/store/test_lineage.py"
 _SHIM: Final = "jvm-shim/src/main/scala/org/apache/spark/sql/statestore"
 _LATER: Final = "tests/spark/test_later_changes.py"
 _MOVES: Final = "tests/spark/test_partition_moves.py"
+_CLUSTER: Final = "tests/spark/test_rebalance.py::test_state_moves_to_executors_that_join"
 
 PYTHON: Final = (
     Mutant(
@@ -49,6 +50,30 @@ SCALA: Final = (
         "if (earlier.contains(null) && loaded.compactIfWanted()) counters.compactions += 1",
         (f"{_LATER}::test_state_that_always_returns_is_compacted",),
         "The memory of a state that always returns is bounded.",
+    ),
+    Mutant(
+        "moved-state-is-not-used",
+        f"{_SHIM}/CheckpointStateStoreProvider.scala",
+        "private def adoptPrepared(): Unit = PreparedStates.take(id, kind.run).foreach { prepared =>",
+        'private def adoptPrepared(): Unit = PreparedStates.take(id, "").foreach { prepared =>',
+        (_CLUSTER,),
+        "A task on a new executor finds the state that was loaded before.",
+    ),
+    Mutant(
+        "ids-of-another-store-of-a-join",
+        f"{_SHIM}/driver/Rebalancer.scala",
+        "def indexOf(name: String): Int = math.max(0, names.indexOf(name))",
+        "def indexOf(name: String): Int = math.min(0, names.indexOf(name))",
+        (_CLUSTER,),
+        "All stores of a join move.",
+    ),
+    Mutant(
+        "rebalance-is-ignored",
+        f"{_SHIM}/provider/BackendOptions.scala",
+        '!get("rebalance").contains("false")',
+        '!get("rebalance").contains("no")',
+        (_CLUSTER,),
+        "State stays where it is with rebalance=false.",
     ),
     Mutant(
         "all-partitions-move-at-once",

@@ -10,8 +10,7 @@ import pytest
 
 from tests.spark.counting import Program, cluster_environment
 
-# Spark's standalone master sometimes replaces executors without end in a cluster of one process.
-pytestmark = pytest.mark.soak
+pytestmark = pytest.mark.slow
 
 
 def test_state_moves_to_executors_that_join(built: Path, tmp_path: Path) -> None:
@@ -34,6 +33,7 @@ def test_state_moves_to_executors_that_join(built: Path, tmp_path: Path) -> None
         program.end()
 
 
+@pytest.mark.soak
 def test_state_is_exact_while_executors_come_and_go(built: Path, tmp_path: Path) -> None:
     events, seed = 100, int(os.environ.get("CLUSTER_SEED", time.time()))
     print(f"CLUSTER_SEED={seed}")
