@@ -15,6 +15,7 @@ from spark_statestore.cli.inspect import ls, show
 from spark_statestore.cli.maintenance import gc, repair, verify
 from spark_statestore.cli.migrate import migrate
 from spark_statestore.cli.output import Output, with_output
+from spark_statestore.cli.plan import plan
 from spark_statestore.cli.plot import plot
 from spark_statestore.cli.rows import diff, get
 from spark_statestore.cli.savepoints import begin_output, clone, holds, rescale, rollback, savepoint
@@ -67,6 +68,7 @@ for command in (
     plot,
     watch,
     assess,
+    plan,
     doctor,
     jar,
     completion,

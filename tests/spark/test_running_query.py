@@ -123,6 +123,7 @@ def test_commands_do_not_disturb_a_running_query(spark: Any, tmp_path: Path, che
             (["plot", url, str(tmp_path / "state.png"), "--batches", "5"], {0}),
             (["watch", url, "--count", "1"], {0}),
             (["assess", str(HDFS_LOG)], {0}),
+            (["plan"], {0}),
             (["verify", url], {0}),
             (["doctor", url], {0}),
             (["holds", url], {0}),

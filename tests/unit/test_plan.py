@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from examples.plan_cluster import Workload, bytes_in_memory, bytes_of_a_batch, bytes_of_log, cost
+from spark_statestore.assess.workload import (
+    Workload,
+    bytes_in_memory,
+    bytes_of_a_batch,
+    bytes_of_log,
+    cost,
+)
 from tests.support.paths import ROOT
 
 AMPLIFICATION = ROOT / "benchmarks/results/2026-11-24-amplification.md"
@@ -37,6 +43,14 @@ def cells() -> list[tuple[int, int, float, float]]:
     ]
 
 
+def measurement(keys: int, changed: int) -> dict[str, float]:
+    """Return the milliseconds of our store's median batch, and its bytes in storage at the end."""
+    for row in rows_of("Bytes written for each changed byte"):
+        if "spark" in row[0] and row[1:3] == [str(keys), str(changed)]:
+            return {"p50": float(row[4]), "stored": float(row[6])}
+    raise KeyError(keys, changed)
+
+
 def written(rows: int) -> tuple[float, float]:
     """Return the bytes for each changed byte in 200 batches of a large state: modelled and measured."""
     measured = large_state(rows)
@@ -57,6 +71,24 @@ def test_model_agrees_with_bytes_written() -> None:
         work = Workload(keys, ROW_BYTES, mib * 2**20 / keys, changed, partitions=1, executors=1)
         modelled = bytes_of_a_batch(work, BATCHES) / (changed * ROW_BYTES)
         assert modelled == pytest.approx(measured, rel=0.15), (keys, changed)
+
+
+def test_model_agrees_with_bytes_in_storage_but_after_a_fill() -> None:
+    fresh = {(keys, changed): mib * 2**20 / keys for keys, changed, _, mib in cells()}
+    errors = {}
+    for (keys, changed), stored_bytes in fresh.items():
+        work = Workload(keys, ROW_BYTES, stored_bytes, changed, partitions=1, executors=1)
+        errors[keys, changed] = cost(work).stored / measurement(keys, changed)["stored"] - 1
+    filled = errors.pop((10_000_000, 2_000))
+    assert filled < -0.35
+    assert all(abs(error) < 0.3 for error in errors.values()), errors
+
+
+def test_model_agrees_with_the_time_of_a_batch() -> None:
+    for keys, changed, _, _ in cells():
+        planned = cost(Workload(keys, ROW_BYTES, changed=changed, partitions=1, executors=1))
+        ratio = planned.core_seconds * 1000 / measurement(keys, changed)["p50"]
+        assert 0.85 < ratio < (1.15 if keys > 200_000 else 1.55), (keys, changed, ratio)
 
 
 def test_model_agrees_with_the_state_of_a_million_rows() -> None:

@@ -105,17 +105,6 @@ OUTPUT = {
         "    value.max   = null",
         "336,776 flights: the result equals the batch answer",
     ],
-    "plan_cluster.py": [
-        "100,000,000 rows, 100,000 changed every 10 s",
-        "memory of an executor, GB: 2.69",
-        "of that in mapped files, %: 0.00",
-        "heap that index and marks need, GB: 0.67",
-        "written in an hour, GB: 5.70",
-        "written for each changed byte: 2.83",
-        "requests in an hour, object storage: 16,416",
-        "a base in storage, GB: 2.30",
-        "load after a start, seconds: 0.89",
-    ],
     "memory_storage.py": [
         "run 1: 1000 numbers counted",
         "run 2: 2000 numbers counted",

@@ -136,7 +136,7 @@ def test_unexpected_error_is_one_line_and_debug_prints_the_traceback(
 
 @pytest.mark.parametrize(
     "command",
-    sorted(commands().keys() - {"savepoint", "state", "begin-output", "completion", "jar", "doctor"}),
+    sorted(commands().keys() - {"savepoint", "state", "begin-output", "completion", "jar", "doctor", "plan"}),
 )
 def test_commands_fail_with_one_line_or_one_document(command: str, tmp_path: Path) -> None:
     arguments = [

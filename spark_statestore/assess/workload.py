@@ -1,65 +1,80 @@
-"""Cost model of a query's state on a cluster: memory, bytes written, requests and load time.
-
-python examples/plan_cluster.py --rows 1e9 --changed 1e6 --executors 20 --partitions 800
+"""Cost model of a query's state on a cluster: memory, disk, bytes written, requests, cores and load time.
 
 Its constants were measured on one machine. docs/plan.md says where it stops being true, and
 tests/unit/test_plan.py compares it with the measurements.
 """
 
-import argparse
+from __future__ import annotations
+
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Final
 
-HEADER, INDEX_ENTRY = 16, 8
-"""Bytes that a row takes in memory besides its key and value, see `docs/performance.md`, "Memory"."""
+HEADER: Final = 16
+"""Bytes of a record besides its key and value, see `docs/performance.md`, "Memory"."""
 
-INDEX_LOAD = 0.45
+INDEX_ENTRY: Final = 8
+"""Bytes of a row's entry in the index."""
+
+INDEX_LOAD: Final = 0.45
 """Mean share of the index that is in use: segments are 0.3 to 0.6 full."""
 
-MARK = 4
+MARK: Final = 4
 """Bytes of the mark of a superseded record.
 
 A page in a mapped file has a mark for each smallest record that fits.
 """
 
-GARBAGE = 1.25
+GARBAGE: Final = 1.25
 """Mean size of the log to that of its live rows: compaction begins at 2."""
 
-MOST_ON_TOP = 0.25
+MOST_ON_TOP: Final = 0.25
 """Share of the state that changes until a base is written again (`SnapshotPolicy.MostOnTop`)."""
 
-FAN_OUT, LEAST_DELTAS = 8, 5
-"""Runs of one size that are merged into one (`SnapshotPolicy.FanOut`).
+FAN_OUT: Final = 8
+"""Runs of one size that are merged into one (`SnapshotPolicy.FanOut`)."""
 
-The second is the number of deltas below which none is written.
-"""
+LEAST_DELTAS: Final = 5
+"""Number of deltas below which no run is written."""
 
-COMMIT_REQUESTS = 4
+COMMIT_REQUESTS: Final = 4
 """Requests of a batch with `commit=batch`: source log, offsets, the commits of all stores, commit log."""
 
-UPLOAD_REQUESTS = 2
+UPLOAD_REQUESTS: Final = 2
 """A base or a run is put, and looked for when a commit uses it first."""
 
-SMALL_STATE = 1 << 20
+SMALL_STATE: Final = 1 << 20
 """Bytes of a partition's state up to which its bases are in the commits' object.
 
 See `SnapshotPolicy.inBackground`.
 """
 
-DELTAS_OF_A_RUN = 10
+DELTAS_OF_A_RUN: Final = 10
 """Default of Spark's `minDeltasForSnapshot`: a run is written after more deltas."""
 
-LOADED_ROWS = 7_000_000
+LOADED_ROWS: Final = 7_000_000
 """Rows that one core loads in a second into the heap, up to 10,000,000 keys.
 
 Measured by `python -m benchmarks --only amplification`.
 """
 
-LOADED_ROWS_MAPPED = 2_000_000
+LOADED_ROWS_MAPPED: Final = 2_000_000
 """The same where most of the state is in mapped files (`tests/system/soak/test_large_state.py`)."""
 
+COPIES: Final = 2
+"""Local copies of a partition that a host keeps at most, see `docs/tune.md`, "Restart at once"."""
 
-@dataclass(frozen=True)
+HEAP_SHARE: Final = 0.5
+"""Share of an executor's heap that state may have: the default of `maxHeapBytes`."""
+
+STORE_SECONDS: Final = 0.0015
+"""Seconds that a batch takes in a store, beside its changes (`python -m benchmarks --only amplification`)."""
+
+CHANGE_SECONDS: Final = 0.7e-6
+"""Seconds that a changed row takes: a look-up, an update, and its part of the commit. From the same runs."""
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """A query's state, and the executors that have it.
 
@@ -81,6 +96,8 @@ class Workload:
         Bytes of `maxHeapBytes` of each executor.
     key_bytes
         Bytes of a row's key alone.
+    retained
+        Batches that the checkpoint keeps: Spark's `minBatchesToRetain`.
     """
 
     rows: float = 100_000_000
@@ -93,9 +110,10 @@ class Workload:
     cores: int = 4
     heap: float = 8e9
     key_bytes: float = 24
+    retained: int = 100
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Cost:
     """Cost of a workload in its steady state.
 
@@ -113,9 +131,14 @@ class Cost:
         Bytes written for each byte of a changed key and value.
     requests
         Requests to object storage in an hour, without deletions.
+    base
+        Bytes of a full snapshot in storage.
     stored
-        Most bytes of a base in storage; retained versions have up to `1 + retained versions x changed / (rows
-        / 4)` of them.
+        Most bytes in storage: the bases of the retained batches, and all of their deltas and runs.
+    disk
+        Bytes of an executor's local disk: rows in mapped files, and local copies on remote storage.
+    core_seconds
+        Seconds of a core that a batch's work on state takes, without Spark's own.
     load_seconds
         Seconds until all executors have loaded their state after a start of the query.
     """
@@ -126,32 +149,40 @@ class Cost:
     written: float
     amplification: float
     requests: float
+    base: float
     stored: float
+    disk: float
+    core_seconds: float
     load_seconds: float
 
 
-def cost(of: Workload) -> Cost:
+def cost(workload: Workload) -> Cost:
     """Return the cost of a workload in its steady state."""
-    rows = of.rows / of.executors
-    marks = bytes_of_marks(of.row_bytes, of.key_bytes)
-    in_heap = rows * bytes_in_memory(of.row_bytes)
+    rows = workload.rows / workload.executors
+    marks = bytes_of_marks(workload.row_bytes, workload.key_bytes)
+    in_heap = rows * bytes_in_memory(workload.row_bytes)
     # Each byte of the log in a file has its part of the marks in the heap.
-    log = rows * bytes_of_log(of.row_bytes)
-    in_files = min(log, max(0.0, in_heap - of.heap) / (1 - rows * marks / log))
+    log = rows * bytes_of_log(workload.row_bytes)
+    in_files = min(log, max(0.0, in_heap - workload.heap) / (1 - rows * marks / log))
     memory = in_heap + rows * marks * in_files / log
-    mapped = max(in_files, memory - of.heap) / memory
-    written = bytes_of_a_batch(of)
-    hourly = 3600 / of.seconds
+    mapped = max(in_files, memory - workload.heap) / memory
+    written = bytes_of_a_batch(workload)
+    hourly = 3600 / workload.seconds
+    base, cycle = workload.rows * workload.stored_bytes, batches_of_a_base(workload)
+    deltas = workload.retained * workload.changed * workload.stored_bytes * (1 + levels(cycle))
     loaded = LOADED_ROWS_MAPPED if mapped > 0.5 else LOADED_ROWS
     return Cost(
         memory=memory,
         mapped=mapped,
         least_heap=rows * (INDEX_ENTRY / INDEX_LOAD + marks),
         written=written * hourly,
-        amplification=written / (of.changed * of.row_bytes),
-        requests=(COMMIT_REQUESTS + UPLOAD_REQUESTS * uploads_of_a_batch(of)) * hourly,
-        stored=of.rows * of.stored_bytes,
-        load_seconds=of.rows / (of.executors * of.cores * loaded),
+        amplification=written / (workload.changed * workload.row_bytes),
+        requests=(COMMIT_REQUESTS + UPLOAD_REQUESTS * uploads_of_a_batch(workload)) * hourly,
+        base=base,
+        stored=base * (1 + workload.retained / cycle) + deltas,
+        disk=memory * mapped + COPIES * rows * (workload.row_bytes + HEADER + INDEX_ENTRY / INDEX_LOAD),
+        core_seconds=workload.partitions * STORE_SECONDS + workload.changed * CHANGE_SECONDS,
+        load_seconds=workload.rows / (workload.executors * workload.cores * loaded),
     )
 
 
@@ -173,9 +204,9 @@ def bytes_of_marks(row_bytes: float, key_bytes: float) -> float:
     return MARK * bytes_of_log(row_bytes) / (HEADER + key_bytes)
 
 
-def batches_of_a_base(of: Workload) -> float:
+def batches_of_a_base(workload: Workload) -> float:
     """Return the number of batches after which the base is written again."""
-    return max(1.0, MOST_ON_TOP * of.rows / of.changed)
+    return max(1.0, MOST_ON_TOP * workload.rows / workload.changed)
 
 
 def levels(batches: float) -> float:
@@ -183,7 +214,7 @@ def levels(batches: float) -> float:
     return max(0.0, math.log(batches / LEAST_DELTAS, FAN_OUT))
 
 
-def bytes_of_a_batch(of: Workload, batches: float = math.inf) -> float:
+def bytes_of_a_batch(workload: Workload, batches: float = math.inf) -> float:
     """Return the mean of the bytes that a batch and the background write.
 
     They are a delta, runs, and the batch's part of the next base.
@@ -193,39 +224,16 @@ def bytes_of_a_batch(of: Workload, batches: float = math.inf) -> float:
     batches
         Number of batches since the first base; without it many.
     """
-    cycle = batches_of_a_base(of)
+    cycle = batches_of_a_base(workload)
     bases = 1 / cycle if math.isinf(batches) else batches // cycle / batches
-    return of.stored_bytes * (of.changed * (1 + levels(min(cycle, batches))) + of.rows * bases)
+    return workload.stored_bytes * (
+        workload.changed * (1 + levels(min(cycle, batches))) + workload.rows * bases
+    )
 
 
-def uploads_of_a_batch(of: Workload) -> float:
+def uploads_of_a_batch(workload: Workload) -> float:
     """Return the mean number of bases and runs of all partitions that a batch causes."""
-    if of.rows / of.partitions * bytes_in_memory(of.row_bytes) <= SMALL_STATE:
+    if workload.rows / workload.partitions * bytes_in_memory(workload.row_bytes) <= SMALL_STATE:
         return 0
-    cycle = batches_of_a_base(of)
-    return of.partitions * (1 / cycle + (1 / DELTAS_OF_A_RUN if cycle > DELTAS_OF_A_RUN else 0))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    for field in fields(Workload):
-        option = f"--{field.name.replace('_', '-')}"
-        parser.add_argument(option, type=float, default=field.default, help=f"default {field.default:,}")
-    workload = Workload(**vars(parser.parse_args()))
-    found = cost(workload)
-    print(f"{workload.rows:,.0f} rows, {workload.changed:,.0f} changed every {workload.seconds:g} s")
-    for name, value in {
-        "memory of an executor, GB": found.memory / 1e9,
-        "of that in mapped files, %": 100 * found.mapped,
-        "heap that index and marks need, GB": found.least_heap / 1e9,
-        "written in an hour, GB": found.written / 1e9,
-        "written for each changed byte": found.amplification,
-        "requests in an hour, object storage": found.requests,
-        "a base in storage, GB": found.stored / 1e9,
-        "load after a start, seconds": found.load_seconds,
-    }.items():
-        print(f"{name}: {value:,.{0 if value >= 100 else 2}f}")
-
-
-if __name__ == "__main__":
-    main()
+    cycle = batches_of_a_base(workload)
+    return workload.partitions * (1 / cycle + (1 / DELTAS_OF_A_RUN if cycle > DELTAS_OF_A_RUN else 0))
