@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -15,6 +16,7 @@ import pytest
 
 import spark_statestore
 from spark_statestore.backend.__main__ import _missing
+from spark_statestore.backend.supervision import _message_of
 from spark_statestore.files import check_url, open_file_system
 from spark_statestore.files.access import access_error
 from spark_statestore.files.object_store_errors import ObjectStoreError
@@ -107,6 +109,10 @@ def raised(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     )
     where = "operator 0, partition 0, store default, version 1"
     local, _ = open_file_system(str(empty))
+    store_node = {"operator": 0, "partition": 1, "name": "default", "root": str(files)}
+    hung: Any = SimpleNamespace(
+        request={"op": "load", "version": 3, "store": store_node}, context=SimpleNamespace(limit=120)
+    )
     return [
         message(call)
         for call in (
@@ -118,6 +124,7 @@ def raised(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
             lambda: check_url("oci://bucket/x"),
             lambda: check_url("ftp://host/x"),
             lambda: _open_in_ascii("/prüfung"),
+            lambda: _message_of(hung),
             lambda: _missing(ModuleNotFoundError("No module named 'pyarrow'")),
             lambda: check("checkpoints_Dir", "x"),
             lambda: missing_version(local, str(foreign), where, CheckpointName(1)),
