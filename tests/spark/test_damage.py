@@ -12,7 +12,7 @@ from py4j.protocol import Py4JJavaError
 
 from tests.spark.counting import messages
 from tests.spark.harness import Family, Provider, Row
-from tests.support.damage import Damage, cuts, damaged, flips, others
+from tests.support.damage import Damage, cuts, damaged, flips, replacements
 from tests.support.effort import EFFORT
 from tests.support.figures import count
 
@@ -101,16 +101,16 @@ SHAPES: dict[str, dict[str, Any]] = {
 )
 def stored(spark: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Stored:
     confs, shape = request.param
-    made = Stored(
+    checkpoint = Stored(
         spark,
         tmp_path,
         CONFS[confs] | {"backend__fileStateThreshold": "600", "minDeltasForSnapshot": "2"},
         SHAPES[shape],
     )
-    made.write_versions()
-    assert [made.read(version) for version in made.rows] == list(made.rows.values())
-    assert len([path for path in made.files() if path.parent.name == "shared"]) >= 2
-    return made
+    checkpoint.write_versions()
+    assert [checkpoint.read(version) for version in checkpoint.rows] == list(checkpoint.rows.values())
+    assert len([path for path in checkpoint.files() if path.parent.name == "shared"]) >= 2
+    return checkpoint
 
 
 @pytest.mark.slow
@@ -125,7 +125,7 @@ def test_load_returns_no_unwritten_row_of_damaged_files(stored: Stored) -> None:
         for damage in (
             *flips(path, stride=stride),
             *cuts(path, stride=stride if EFFORT > 1 else size // 2),
-            *others(path, metadata[:2]),
+            *replacements(path, metadata[:2]),
         ):
             with damaged(damage):
                 refused += check(stored, newest, damage)
@@ -135,30 +135,30 @@ def test_load_returns_no_unwritten_row_of_damaged_files(stored: Stored) -> None:
 
 def check(stored: Stored, version: int, damage: Damage) -> bool:
     count("real provider: damaged files")
-    found = stored.read(version)
-    if not isinstance(found, str):
-        assert found == stored.rows[version]
+    result = stored.read(version)
+    if not isinstance(result, str):
+        assert result == stored.rows[version]
         # All damage of the version itself is detected.
         assert f"chk-{version}" not in damage.path.parent.name
         return False
-    assert "operator 0, partition 0, store default" in found, found
-    assert str(stored.location) in found, found
-    assert REMEDY.search(found), found
+    assert "operator 0, partition 0, store default" in result, result
+    assert str(stored.location) in result, result
+    assert REMEDY.search(result), result
     return True
 
 
 def test_load_verifies_files_that_the_reader_thread_reads(spark: Any, tmp_path: Path) -> None:
     rows: Rows = {(f"k{i}", i): (i, f"{i}" * 9) for i in range(3500)}
     confs = CONFS["v1"] | {"backend__compression": "none", "backend__fileStateThreshold": "1000"}
-    made = Stored(spark, tmp_path, confs)
-    provider = made.open()
-    made.commit(provider, 0, rows)
+    stored = Stored(spark, tmp_path, confs)
+    provider = stored.open()
+    stored.commit(provider, 0, rows)
     provider.close()
-    (path,) = (file for file in made.files() if file.parent.name == "shared")
+    (path,) = (file for file in stored.files() if file.parent.name == "shared")
     size = path.stat().st_size
     # The task itself reads smaller inputs.
     assert size > 256 * 1024
-    assert made.read(1) == rows
+    assert stored.read(1) == rows
     for damage in (*flips(path, stride=(size // 5) | 1), *cuts(path, stride=size)):
         with damaged(damage):
-            assert check(made, 1, damage), damage
+            assert check(stored, 1, damage), damage

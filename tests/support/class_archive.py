@@ -41,11 +41,11 @@ def make() -> None:
     import spark_statestore
 
     with tempfile.TemporaryDirectory() as scratch:
-        written = Path(scratch, "classes.jsa")
+        archive = Path(scratch, "classes.jsa")
         # The exit of a JVM started this way includes writing the archive.
         command = [
             str(Path(pyspark.__file__).parent / "bin" / "spark-submit"),
-            *("--driver-java-options", f"-XX:ArchiveClassesAtExit={written} {QUIET}"),
+            *("--driver-java-options", f"-XX:ArchiveClassesAtExit={archive} {QUIET}"),
             *("--jars", spark_statestore.jar_path()),
             *(__file__, scratch),
         ]
@@ -54,12 +54,12 @@ def make() -> None:
             "PYSPARK_PYTHON": sys.executable,
             "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1",
         }
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode or not written.exists():
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if result.returncode or not archive.exists():
             # Some Java distributions lack the archive of Java's own classes.
-            print(f"{done.stdout}{done.stderr}\nno archive of classes was written: tests take longer")
+            print(f"{result.stdout}{result.stderr}\nno archive of classes was written: tests take longer")
             return
-        shutil.move(written, ARCHIVE)
+        shutil.move(archive, ARCHIVE)
 
 
 def run_query(scratch: str) -> None:

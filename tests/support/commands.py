@@ -16,8 +16,8 @@ def run(
     may_fail: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program, and return its output; unless it may fail, check that it succeeds."""
-    done = subprocess.run(
+    result = subprocess.run(
         command, cwd=cwd, env=env, timeout=timeout, capture_output=True, text=True, check=False
     )
-    assert may_fail or done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-5000:]}"
-    return done
+    assert may_fail or result.returncode == 0, f"{result.stdout[-2000:]}\n{result.stderr[-5000:]}"
+    return result

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.support.figures import count
 
-__all__ = ["Damage", "cuts", "damaged", "flips", "others"]
+__all__ = ["Damage", "cuts", "damaged", "flips", "replacements"]
 
 
 @dataclass(frozen=True)
@@ -18,17 +18,17 @@ class Damage:
     """A fault of one file: its description, and the resulting bytes, or None if the file is missing."""
 
     path: Path
-    what: str
+    description: str
     data: bytes | None
 
     @property
     def kind(self) -> str:
         """Return the kind of the fault, in a word or two."""
         kinds = ("flipped", "missing", "in its place")
-        return next((kind for kind in kinds if kind in self.what), "cut, emptied or longer")
+        return next((kind for kind in kinds if kind in self.description), "cut, emptied or longer")
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.what}"
+        return f"{self.path}: {self.description}"
 
 
 def flips(path: Path, *, stride: int = 1, bits: int = 1) -> Iterator[Damage]:
@@ -52,21 +52,21 @@ def cuts(path: Path, *, stride: int = 1) -> Iterator[Damage]:
     yield Damage(path, "zeros in its place", bytes(len(data)))
 
 
-def others(path: Path, files: list[Path]) -> Iterator[Damage]:
+def replacements(path: Path, files: list[Path]) -> Iterator[Damage]:
     """Yield the missing file, and each of several other files in its place."""
     yield Damage(path, "missing", None)
     data = path.read_bytes()
-    for other in files:
-        if (content := other.read_bytes()) != data:
-            yield Damage(path, f"{other} in its place", content)
+    for file in files:
+        if (content := file.read_bytes()) != data:
+            yield Damage(path, f"{file} in its place", content)
 
 
 @contextlib.contextmanager
 def damaged(damage: Damage) -> Iterator[None]:
     """Damage the file for the duration of the block, then restore it."""
     count(f"damage: {damage.kind}")
-    kept = damage.path.with_name(f".{damage.path.name}.kept")
-    shutil.copy2(damage.path, kept)
+    backup = damage.path.with_name(f".{damage.path.name}.kept")
+    shutil.copy2(damage.path, backup)
     try:
         if damage.data is None:
             damage.path.unlink()
@@ -77,4 +77,4 @@ def damaged(damage: Damage) -> Iterator[None]:
         error.add_note(str(damage))
         raise
     finally:
-        kept.replace(damage.path)
+        backup.replace(damage.path)

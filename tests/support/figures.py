@@ -18,9 +18,9 @@ __all__ = ["count"]
 _counts: Counter[str] = Counter()
 
 
-def count(what: str, number: int = 1) -> None:
+def count(case: str, number: int = 1) -> None:
     """Record that a case was run."""
-    _counts[what] += number
+    _counts[case] += number
 
 
 @atexit.register
@@ -31,8 +31,8 @@ def _note() -> None:
 
 
 if __name__ == "__main__":
-    found: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
     for line in Path(sys.argv[1]).read_text().splitlines():
-        found.update(json.loads(line))
-    for what, number in sorted(found.items()):
-        print(f"{number:9,}  {what}")
+        totals.update(json.loads(line))
+    for case, number in sorted(totals.items()):
+        print(f"{number:9,}  {case}")

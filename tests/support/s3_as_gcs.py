@@ -29,12 +29,12 @@ class S3AsGcs(FaultyS3):
     """The proxy."""
 
     def forwarded(self, headers: Message) -> dict[str, str]:
-        found = super().forwarded(headers)
-        assert found.pop("authorization") == "Bearer token-1"
-        if (generation := found.pop("x-goog-if-generation-match", None)) is not None:
+        result = super().forwarded(headers)
+        assert result.pop("authorization") == "Bearer token-1"
+        if (generation := result.pop("x-goog-if-generation-match", None)) is not None:
             assert generation == "0"
-            found["If-None-Match"] = "*"
-        return found | {"Authorization": _SIGNED}
+            result["If-None-Match"] = "*"
+        return result | {"Authorization": _SIGNED}
 
     def _serve(self, handler: BaseHTTPRequestHandler) -> None:
         # The service does not decode a bucket's name.

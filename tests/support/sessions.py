@@ -61,13 +61,13 @@ def _drop_hadoop_defaults(session: Any) -> None:
     jvm = session._jvm
     hadoop, text = session.sparkContext._jsc.hadoopConfiguration(), jvm.java.io.StringWriter()
     jvm.org.apache.hadoop.conf.Configuration.dumpConfiguration(hadoop, text)
-    kept = {
+    properties = {
         entry["key"]: hadoop.getRaw(entry["key"])
         for entry in json.loads(text.toString())["properties"]
         if not entry["resource"].endswith("-default.xml")
     }
     hadoop.clear()
-    for key, value in kept.items():
+    for key, value in properties.items():
         hadoop.set(key, value)
 
 

@@ -50,10 +50,10 @@ class SlowStorage:
         script.chmod(0o755)
         return str(script)
 
-    def calls(self, **asked: Any) -> None:
+    def calls(self, **behaviour: Any) -> None:
         """Set the behaviour of calls from now on; see the driver."""
         new = self._control.with_suffix(".new")
-        new.write_text(json.dumps(asked))
+        new.write_text(json.dumps(behaviour))
         new.replace(self._control)
 
     def reset(self, operation: str, path: str, times: int) -> None:

@@ -18,7 +18,7 @@ KEPT = {"dir/one": b"1", "dir/below/two": b"22", "top": b"333"}
 NEW = b"new content"
 
 
-def written(files: FileSystem, path: str) -> None:
+def write_output(files: FileSystem, path: str) -> None:
     out = files.open_output(path)
     try:
         out.write(NEW)
@@ -62,7 +62,7 @@ OPERATIONS = {
     "create_of_parts, of an existing file": Operation(
         lambda files, root: files.create_of_parts(join(root, "top"), [NEW, NEW])
     ),
-    "open_output": Operation(lambda files, root: written(files, join(root, "new"))),
+    "open_output": Operation(lambda files, root: write_output(files, join(root, "new"))),
     "replace": Operation(lambda files, root: files.replace(join(root, "top"), NEW), ("top",)),
     "delete": Operation(lambda files, root: files.delete(join(root, "top")), removes=("top",)),
     "delete_files": Operation(
@@ -106,23 +106,23 @@ class FailingCallsTests(OnFiles):
     ) -> None:
         operation = OPERATIONS[name]
         root = self.fresh(files, directory, 0)
-        with self.failing(files, None, ()) as made:
+        with self.failing(files, None, ()) as all_calls:
             expected = self.outcome(operation, files, root)
         after = self.state(files, root)
-        for number in range(1, len(made) + 1):
+        for number in range(1, len(all_calls) + 1):
             root = self.fresh(files, directory, number)
             with self.failing(files, self.failure, {number}) as calls:
                 result = self.outcome(operation, files, root)
-            left = self.state(files, root)
+            remaining = self.state(files, root)
             where = f"{name}, where call {number} fails of {calls}"
             if isinstance(result, Exception):
                 is_answer = type(result) is type(expected)
                 assert is_answer or not isinstance(result, FileNotFoundError | FileExistsError), where
                 assert isinstance(result, OSError), where
-                self.check_kept(operation, left, where)
+                self.check_kept(operation, remaining, where)
             else:
                 assert result == expected, where
-                assert left == after, where
+                assert remaining == after, where
 
     @pytest.mark.parametrize("name", OPERATIONS)
     def test_denied_call_is_an_error(self, files: FileSystem, directory: str, name: str) -> None:
@@ -135,13 +135,13 @@ class FailingCallsTests(OnFiles):
             assert isinstance(result, PermissionError), (result, calls)
         assert self.state(files, root) == KEPT
 
-    def check_kept(self, operation: Operation, left: dict[str, bytes], where: str) -> None:
+    def check_kept(self, operation: Operation, remaining: dict[str, bytes], where: str) -> None:
         """Check the files that are left after an error."""
         for name, data in KEPT.items():
             assert (
-                left.get(name) == data
-                or (name in operation.removes and name not in left)
-                or (name in operation.replaces and left.get(name) == NEW)
+                remaining.get(name) == data
+                or (name in operation.removes and name not in remaining)
+                or (name in operation.replaces and remaining.get(name) == NEW)
             ), where
 
     def fresh(self, files: FileSystem, directory: str, number: int) -> str:

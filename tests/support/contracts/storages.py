@@ -100,11 +100,13 @@ class CheckpointStorageTests(OnFiles):
         location = storage.initialize_location_for_checkpoint(1)
         resolved = storage.resolve_checkpoint_storage_location(1, location.location_reference)
         for scope, size in itertools.product(CheckpointedStateScope, (1, 50_000)):
-            mine, theirs = (self.write(place, b"s" * size, scope) for place in (location, resolved))
-            assert self.content(mine) == self.content(theirs) == b"s" * size
-            if isinstance(mine, FileStateHandle):
-                assert isinstance(theirs, FileStateHandle)
-                assert parent_of(mine.path) == parent_of(theirs.path)
+            handle, resolved_handle = (
+                self.write(place, b"s" * size, scope) for place in (location, resolved)
+            )
+            assert self.content(handle) == self.content(resolved_handle) == b"s" * size
+            if isinstance(handle, FileStateHandle):
+                assert isinstance(resolved_handle, FileStateHandle)
+                assert parent_of(handle.path) == parent_of(resolved_handle.path)
         assert self.content(self.publish(location, b"")) == b""
 
     def test_metadata_is_invisible_until_published(
@@ -180,10 +182,10 @@ class CheckpointStorageTests(OnFiles):
             return
         assert pointer == files.url(join(directory, "job", "chk-1"))
         for form in (pointer, f"{pointer}/", f"{pointer}/{METADATA_FILE_NAME}"):
-            found = storage.resolve_checkpoint(form)
-            assert found.external_pointer == pointer
-            assert found.metadata_handle == completed.metadata_handle
-            assert found.metadata_handle.state_size == completed.metadata_handle.state_size == 8
+            resolved = storage.resolve_checkpoint(form)
+            assert resolved.external_pointer == pointer
+            assert resolved.metadata_handle == completed.metadata_handle
+            assert resolved.metadata_handle.state_size == completed.metadata_handle.state_size == 8
         missing = files.url(join(directory, "job", "chk-2"))
         with pytest.raises(CheckpointNotFoundError, match="no checkpoint at") as raised:
             storage.resolve_checkpoint(missing)
@@ -211,11 +213,11 @@ class CheckpointStorageTests(OnFiles):
 
     def test_attempts_with_ids_are_separate_checkpoints(self, storage: CheckpointStorage) -> None:
         names = [CheckpointName(1), CheckpointName(1, "a"), CheckpointName(1, "b"), CheckpointName(10)]
-        found = [
+        handles = [
             self.publish(storage.initialize_location_for_checkpoint(name), str(name).encode())
             for name in names
         ]
-        assert [self.content(handle) for handle in found] == [str(name).encode() for name in names]
+        assert [self.content(handle) for handle in handles] == [str(name).encode() for name in names]
 
     def test_negative_checkpoint_id_is_refused(self, storage: CheckpointStorage) -> None:
         with pytest.raises(ValueError, match="negative checkpoint id: -1"):
@@ -225,13 +227,13 @@ class CheckpointStorageTests(OnFiles):
         assert self.content(self.publish(storage.initialize_location_for_checkpoint(0)))
 
     def test_jobs_in_one_directory_are_separate(self, files: FileSystem, directory: str) -> None:
-        found = []
+        handles = []
         for job in (b"one", b"two"):
             storage = self.storage_of(files, join(directory, job.decode()))
             storage.initialize_base_locations_for_checkpoint()
             location = storage.initialize_location_for_checkpoint(177)
-            found += [self.publish(location, job), self.write(location, job * 20_000)]
-        assert [self.content(handle) for handle in found] == [
+            handles += [self.publish(location, job), self.write(location, job * 20_000)]
+        assert [self.content(handle) for handle in handles] == [
             b"one",
             b"one" * 20_000,
             b"two",

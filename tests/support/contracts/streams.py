@@ -53,17 +53,17 @@ class CheckpointStreamTests(OnFiles):
         return handle
 
     def test_stream_round_trip(self, factory: CheckpointStreamFactory, scope: CheckpointedStateScope) -> None:
-        written = 0
+        position = 0
         with factory.create_checkpoint_state_output_stream(scope) as out:
             for piece, kind in zip(PIECES, itertools.cycle((bytes, bytearray, memoryview)), strict=False):
-                assert out.get_pos() == written
+                assert out.get_pos() == position
                 out.write(kind(piece))
-                written += len(piece)
-            assert out.get_pos() == written
+                position += len(piece)
+            assert out.get_pos() == position
             handle = out.close_and_get_handle()
         assert handle is not None
         # First the figures: pytest in CI would show how many bytes differ, line by line.
-        assert (handle.state_size, handle.checksum) == (written, zlib.crc32(b"".join(PIECES)))
+        assert (handle.state_size, handle.checksum) == (position, zlib.crc32(b"".join(PIECES)))
         assert self.content(handle) == b"".join(PIECES)
 
     def test_stream_accepts_large_and_many_small_writes(self, factory: CheckpointStreamFactory) -> None:
@@ -164,24 +164,24 @@ class CheckpointStreamTests(OnFiles):
     def test_open_input_streams_are_independent(self, factory: CheckpointStreamFactory) -> None:
         for length in (100, 100_000):
             handle = self.finish(factory, SHARED, bytes(range(100)) * (length // 100))
-            with handle.open_input_stream() as one, handle.open_input_stream() as other:
-                assert one.read(3) == bytes([0, 1, 2])
-                assert other.read(1) == b"\0"
-                assert len(one.read()) == length - 3
-                assert one.read() == b""
-                assert other.read(2) == bytes([1, 2])
+            with handle.open_input_stream() as first_stream, handle.open_input_stream() as second_stream:
+                assert first_stream.read(3) == bytes([0, 1, 2])
+                assert second_stream.read(1) == b"\0"
+                assert len(first_stream.read()) == length - 3
+                assert first_stream.read() == b""
+                assert second_stream.read(2) == bytes([1, 2])
 
     def test_discard_is_idempotent(
         self, factory: CheckpointStreamFactory, scope: CheckpointedStateScope, stored: Callable[[], list[str]]
     ) -> None:
         for size in (1, 100_000):
-            kept = self.finish(factory, scope, b"k" * size)
+            other_handle = self.finish(factory, scope, b"k" * size)
             handle = self.finish(factory, scope, b"g" * size)
             handle.discard_state()
             handle.discard_state()
-            assert self.content(kept) == b"k" * size
+            assert self.content(other_handle) == b"k" * size
             if handle.as_bytes_if_in_memory() is None:
                 with pytest.raises(FileNotFoundError):
                     self.content(handle)
-            kept.discard_state()
+            other_handle.discard_state()
         assert stored() == []

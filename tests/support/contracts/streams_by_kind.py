@@ -81,7 +81,7 @@ class FsCheckpointStreamTests(CheckpointStreamTests):
 
         @settings(max_examples=self.examples, deadline=None, database=None)
         @given(pieces, st.integers(0, 12), st.integers(0, 12))
-        def written(pieces: list[bytes | str], threshold: int, extra: int) -> None:
+        def check(pieces: list[bytes | str], threshold: int, extra: int) -> None:
             out = self.streams(
                 files, directory, threshold, threshold + extra
             ).create_checkpoint_state_output_stream(SHARED)
@@ -107,7 +107,7 @@ class FsCheckpointStreamTests(CheckpointStreamTests):
                 handle.discard_state()
             assert stored() == []
 
-        written()
+        check()
 
     def test_closed_stream_raises_even_if_empty(self, factory: FsCheckpointStreamFactory) -> None:
         out = factory.create_checkpoint_state_output_stream(SHARED)

@@ -17,7 +17,7 @@ class FailingCalls:
     """Counts calls of storage, and lets some of them fail."""
 
     def __init__(self) -> None:
-        self._made: list[str] = []
+        self._calls: list[str] = []
         self._failing: Collection[int] | None = ()
         self._error: Callable[[], BaseException] | None = None
 
@@ -26,16 +26,16 @@ class FailingCalls:
         self, error: Callable[[], BaseException] | None, at: Collection[int] | None
     ) -> Iterator[list[str]]:
         """Let the calls of these numbers fail, from 1, or all of them; return the list of the calls."""
-        self._made, self._error, self._failing = [], error, at
+        self._calls, self._error, self._failing = [], error, at
         try:
-            yield self._made
+            yield self._calls
         finally:
             self._error, self._failing = None, ()
 
     def call(self, name: str) -> None:
         """Count a call; raise the error that is set for it."""
-        self._made.append(name)
-        if self._error is not None and (self._failing is None or len(self._made) in self._failing):
+        self._calls.append(name)
+        if self._error is not None and (self._failing is None or len(self._calls) in self._failing):
             raise self._error()
 
 
@@ -82,8 +82,8 @@ class PlainDriver(AbstractFileSystem):  # type: ignore[misc]
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         self.calls.call("info")
-        found: dict[str, Any] = self._store.info(path)
-        return found
+        entry: dict[str, Any] = self._store.info(path)
+        return entry
 
     def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
         self.calls.call("open")

@@ -26,7 +26,7 @@ class SlowFileSystem(LocalFileSystem):
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
         if isinstance(path, list):
-            return [cls._strip_protocol(one) for one in path]
+            return [cls._strip_protocol(item) for item in path]
         return LocalFileSystem._strip_protocol(str(path).removeprefix("slow://"))
 
     def _open(self, path: str, mode: str = "rb", block_size: Any = None, **kwargs: Any) -> Any:
@@ -53,14 +53,14 @@ class SlowFileSystem(LocalFileSystem):
 
 def _wait(operation: str, path: str) -> None:
     with open(os.environ["SLOW_STORAGE"]) as file:
-        asked = json.load(file)
+        behaviour = json.load(file)
     # A listing stats every file, and is one call.
-    time.sleep(asked.get("delay", 0) if operation != "info" else 0)
-    for fault in asked.get("hang", ()):
+    time.sleep(behaviour.get("delay", 0) if operation != "info" else 0)
+    for fault in behaviour.get("hang", ()):
         if _is_first(fault, operation, path, fault["until"] + ".hung"):
             while not os.path.exists(fault["until"]):
                 time.sleep(0.02)
-    for fault in asked.get("reset", ()):
+    for fault in behaviour.get("reset", ()):
         if _is_first(fault, operation, path, fault["mark"]):
             raise ConnectionResetError(errno.ECONNRESET, "connection reset by a test")
 

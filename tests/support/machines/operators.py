@@ -46,7 +46,7 @@ _lists = st.sampled_from(_SPLIT + _UNION)
 _maps = st.sampled_from(_MAPS)
 _keys = st.sampled_from(["", "k", "ü"])
 _some = st.integers(0, 4)
-_which = st.integers(0, 99)
+_indexes = st.integers(0, 99)
 _parallelism = st.integers(1, 5)
 _via = st.none() | _parallelism
 _same_or_other = st.none() | _parallelism
@@ -71,7 +71,7 @@ class _Checkpoint:
     futures: list[SnapshotFuture[OperatorStateHandle] | None]
 
     @property
-    def written(self) -> list[OperatorStateHandle | None]:
+    def subtask_handles(self) -> list[OperatorStateHandle | None]:
         """Return the handle of each subtask that reported, once the snapshots are written."""
         return [None if f is None else f.result().job_manager_owned_snapshot for f in self.futures]
 
@@ -123,8 +123,8 @@ class OperatorStateMachine(RuleBasedStateMachine):
         self.created += count
         return [{"id": n, "tags": ["new"]} if name in _SPLIT else n for n in numbers]
 
-    def subtask(self, which: int) -> _Subtask:
-        return self.subtasks[which % len(self.subtasks)]
+    def subtask(self, index: int) -> _Subtask:
+        return self.subtasks[index % len(self.subtasks)]
 
     # Rules
 
@@ -132,25 +132,25 @@ class OperatorStateMachine(RuleBasedStateMachine):
     def start(self, parallelism: int) -> None:
         self.subtasks = [_Subtask(DefaultOperatorStateBackend()) for _ in range(parallelism)]
 
-    @rule(which=_which, name=_lists, count=_some)
-    def add(self, which: int, name: str, count: int) -> None:
-        subtask, elements = self.subtask(which), self.new_elements(name, count)
+    @rule(index=_indexes, name=_lists, count=_some)
+    def add(self, index: int, name: str, count: int) -> None:
+        subtask, elements = self.subtask(index), self.new_elements(name, count)
         state = self.list_of(subtask, name)
         subtask.lists[name] += copy.deepcopy(elements)
         for element in elements[:1]:
             state.add(element)
         state.add_all(elements[1:])
 
-    @rule(which=_which, name=_lists, count=_some)
-    def update(self, which: int, name: str, count: int) -> None:
-        subtask, elements = self.subtask(which), self.new_elements(name, count)
+    @rule(index=_indexes, name=_lists, count=_some)
+    def update(self, index: int, name: str, count: int) -> None:
+        subtask, elements = self.subtask(index), self.new_elements(name, count)
         self.list_of(subtask, name).update(elements)
         subtask.lists[name] = copy.deepcopy(elements)
 
-    @rule(which=_which, name=_lists)
-    def clear(self, which: int, name: str) -> None:
+    @rule(index=_indexes, name=_lists)
+    def clear(self, index: int, name: str) -> None:
         """Clear a list."""
-        subtask = self.subtask(which)
+        subtask = self.subtask(index)
         self.list_of(subtask, name).clear()
         subtask.lists[name] = []
 
@@ -184,10 +184,10 @@ class OperatorStateMachine(RuleBasedStateMachine):
             state.clear() if key is None else state.remove(key)
         self.maps[name] = {k: v for k, v in self.maps.get(name, {}).items() if key not in (None, k)}
 
-    @rule(which=_which, name=_lists | _maps)
-    def look(self, which: int, name: str) -> None:
+    @rule(index=_indexes, name=_lists | _maps)
+    def look(self, index: int, name: str) -> None:
         """Access a state and compare it; from then on, it is compared after every step."""
-        subtask = self.subtask(which)
+        subtask = self.subtask(index)
         if name in _MAPS:
             self.maps.setdefault(name, {})
             for each in self.subtasks:
@@ -213,10 +213,10 @@ class OperatorStateMachine(RuleBasedStateMachine):
         self.pending.append(checkpoint)
 
     @precondition(lambda self: self.pending)
-    @rule(which=_which, parallelism=_same_or_other, via=_via)
-    def complete(self, which: int, parallelism: int | None, via: int | None) -> None:
+    @rule(index=_indexes, parallelism=_same_or_other, via=_via)
+    def complete(self, index: int, parallelism: int | None, via: int | None) -> None:
         """Write the snapshots of a checkpoint and restore it elsewhere too."""
-        checkpoint = self.pending.pop(which % len(self.pending))
+        checkpoint = self.pending.pop(index % len(self.pending))
         for future in checkpoint.futures:
             if future is not None:
                 future.run()
@@ -226,15 +226,15 @@ class OperatorStateMachine(RuleBasedStateMachine):
                 self.compare(f"{number} of {len(restored)}", subtask, name, checkpoint.maps)
 
     @precondition(lambda self: self.pending)
-    @rule(which=_which, written=_some)
-    def cancel(self, which: int, written: int) -> None:
+    @rule(index=_indexes, written_count=_some)
+    def cancel(self, index: int, written_count: int) -> None:
         """Cancel a checkpoint of which some subtasks have written their snapshots."""
-        futures = self.pending.pop(which % len(self.pending)).futures
+        futures = self.pending.pop(index % len(self.pending)).futures
         for number, future in enumerate(f for f in futures if f is not None):
-            if number < written:
+            if number < written_count:
                 future.run()
-            assert future.cancel() == (number >= written)
-            if number < written:
+            assert future.cancel() == (number >= written_count)
+            if number < written_count:
                 future.result().discard_state()
             else:
                 self.require_cancelled(future)
@@ -250,12 +250,12 @@ class OperatorStateMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.completed) > 1)
     @rule()
     def subsume(self) -> None:
-        for handle in self.completed.pop(0).written:
+        for handle in self.completed.pop(0).subtask_handles:
             if handle is not None:
                 handle.discard_state()
 
-    @rule(which=_which, parallelism=_same_or_other, via=_via, widen=st.booleans(), tidy=st.booleans())
-    def restart(self, which: int, parallelism: int | None, via: int | None, widen: bool, tidy: bool) -> None:
+    @rule(index=_indexes, parallelism=_same_or_other, via=_via, widen=st.booleans(), tidy=st.booleans())
+    def restart(self, index: int, parallelism: int | None, via: int | None, widen: bool, tidy: bool) -> None:
         """Lose all subtasks, and restore a complete checkpoint with any number of them."""
         for number, subtask in enumerate(self.subtasks if tidy else ()):
             subtask.backend.dispose()
@@ -265,7 +265,7 @@ class OperatorStateMachine(RuleBasedStateMachine):
         self.pending.clear()
         self.wide = self.wide or widen
         if self.completed:
-            checkpoint = self.completed[which % len(self.completed)]
+            checkpoint = self.completed[index % len(self.completed)]
             self.subtasks = self.restored(checkpoint, parallelism, via)
             self.maps = copy.deepcopy(checkpoint.maps)
         else:
@@ -274,7 +274,7 @@ class OperatorStateMachine(RuleBasedStateMachine):
 
     def restored(self, checkpoint: _Checkpoint, parallelism: int | None, via: int | None) -> list[_Subtask]:
         """Return the subtasks that a checkpoint restores; `via` is an intermediate parallelism."""
-        handles: Any = [[] if handle is None else [handle] for handle in checkpoint.written]
+        handles: Any = [[] if handle is None else [handle] for handle in checkpoint.subtask_handles]
         lists = _united(checkpoint.lists)
         last = parallelism or len(lists)
         for number in (last,) if via is None else (via, last):
@@ -301,10 +301,12 @@ class OperatorStateMachine(RuleBasedStateMachine):
         """Compare the streams in storage with the handles, if the storage can list them."""
         stored = self.stored_streams()
         if stored is not None:
-            needed = {h.stream_state_handle_id for c in self.completed for h in c.written if h is not None}
+            needed = {
+                h.stream_state_handle_id for c in self.completed for h in c.subtask_handles if h is not None
+            }
             assert set(stored) == needed, f"the storage has {stored}, and {needed} are needed"
 
-    def compare(self, which: object, subtask: _Subtask, name: str, maps: Maps) -> None:
+    def compare(self, label: object, subtask: _Subtask, name: str, maps: Maps) -> None:
         got: Any
         expected: Any
         if name in _MAPS:
@@ -312,7 +314,7 @@ class OperatorStateMachine(RuleBasedStateMachine):
         else:
             got = self.list_of(subtask, name).get()
             expected = subtask.lists[name]
-        assert got == expected, f"{name} of subtask {which} is {got}, and should be {expected}"
+        assert got == expected, f"{name} of subtask {label} is {got}, and should be {expected}"
 
     def teardown(self) -> None:
         for number, subtask in enumerate(self.subtasks):
@@ -340,8 +342,8 @@ def _dealt(old: list[Lists], parallelism: int) -> list[Lists]:
         elements = [element for lists in old for element in lists.get(name, [])]
         longer = len(elements) % parallelism
         for number in range(parallelism):
-            left = parallelism - number
-            size = -(-len(elements) // left)
+            remaining = parallelism - number
+            size = -(-len(elements) // remaining)
             new[(turn + number) % parallelism][name] = elements[:size]
             del elements[:size]
         turn = (turn + longer) % parallelism

@@ -37,17 +37,17 @@ class SharedStateRegistryMachine(RuleBasedStateMachine):
         self.files = _refusing(self.open_files(self.root), lambda: self.refuses)
         self.registry = SharedStateRegistry()
         self.lowest = 0
-        self.written = 0
+        self.stream_count = 0
         self.versions: dict[int, tuple[str, ...]] = {}
-        self.held: set[int] = set()
+        self.held_versions: set[int] = set()
 
     @rule(data=st.data())
     def commit(self, data: st.DataObject) -> None:
         """Commit a version: some streams of the one before, and a new one."""
         number = max(self.versions, default=0) + 1
         before = self.versions.get(number - 1, ())
-        kept = before[data.draw(st.integers(0, len(before))) :]
-        paths = (*kept, self.write())
+        reused = before[data.draw(st.integers(0, len(before))) :]
+        paths = (*reused, self.write())
         entries = [
             ChainEntry(
                 number,
@@ -65,8 +65,8 @@ class SharedStateRegistryMachine(RuleBasedStateMachine):
         self.versions[number] = paths
 
     def write(self) -> str:
-        self.written += 1
-        path = join(self.root, f"{self.written}")
+        self.stream_count += 1
+        path = join(self.root, f"{self.stream_count}")
         self.files.make_directory(self.root)
         self.files.create(path, b"state")
         return path
@@ -74,11 +74,11 @@ class SharedStateRegistryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.versions)
     @rule(data=st.data())
     def hold(self, data: st.DataObject) -> None:
-        self.held = data.draw(st.sets(st.sampled_from(sorted(self.versions)), max_size=2))
+        self.held_versions = data.draw(st.sets(st.sampled_from(sorted(self.versions)), max_size=2))
         self.versions = {
             number: paths
             for number, paths in self.versions.items()
-            if number >= self.lowest or number in self.held
+            if number >= self.lowest or number in self.held_versions
         }
 
     @precondition(lambda self: self.versions)
@@ -89,9 +89,9 @@ class SharedStateRegistryMachine(RuleBasedStateMachine):
         self.versions = {
             number: paths
             for number, paths in self.versions.items()
-            if number >= self.lowest or number in self.held
+            if number >= self.lowest or number in self.held_versions
         }
-        self.registry.unregister_unused_state(self.lowest, self.held)
+        self.registry.unregister_unused_state(self.lowest, self.held_versions)
         if not self.refuses:
             self.check_exactly()
 
@@ -115,14 +115,14 @@ class SharedStateRegistryMachine(RuleBasedStateMachine):
         assert not missing, f"deleted, but needed: {sorted(missing)}"
 
     def check_exactly(self) -> None:
-        left = self.present() - self.needed()
-        assert not left, f"not needed, but there: {sorted(left)}"
+        unneeded = self.present() - self.needed()
+        assert not unneeded, f"not needed, but there: {sorted(unneeded)}"
 
     def teardown(self) -> None:
         """Check for the last time, and remove the directory."""
         try:
             self.refuses = False
-            self.registry.unregister_unused_state(self.lowest, self.held)
+            self.registry.unregister_unused_state(self.lowest, self.held_versions)
             self.what_is_needed_is_there()
             if self.versions:
                 self.check_exactly()

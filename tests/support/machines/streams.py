@@ -37,7 +37,7 @@ _pieces = st.one_of(
 @dataclass(slots=True)
 class _Open:
     out: CheckpointStateOutputStream
-    written: bytes = b""
+    content: bytes = b""
     # True after a write, even an empty one, or a request for the file.
     touched: bool = False
 
@@ -80,7 +80,7 @@ class CheckpointStreamMachine(RuleBasedStateMachine):
     def write(self, data: st.DataObject, piece: bytes, kind: Callable[[bytes], bytes]) -> None:
         stream = self.pick(data)
         stream.out.write(kind(piece))
-        stream.written += piece
+        stream.content += piece
         stream.touched |= bool(piece) or self.an_empty_write_counts
 
     @precondition(lambda self: self.streams)
@@ -95,7 +95,7 @@ class CheckpointStreamMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def ask_for_the_position(self, data: st.DataObject) -> None:
         stream = self.pick(data)
-        assert stream.out.get_pos() == len(stream.written)
+        assert stream.out.get_pos() == len(stream.content)
 
     @precondition(lambda self: self.streams)
     @rule(data=st.data())
@@ -106,7 +106,7 @@ class CheckpointStreamMachine(RuleBasedStateMachine):
         if handle is not None:
             self.streams.remove(stream)
             self.closed.append(stream.out)
-            self.handles.append((handle, stream.written))
+            self.handles.append((handle, stream.content))
 
     @precondition(lambda self: self.streams)
     @rule(data=st.data())
@@ -131,19 +131,19 @@ class CheckpointStreamMachine(RuleBasedStateMachine):
     @rule(data=st.data(), store=st.booleans())
     def read(self, data: st.DataObject, store: bool) -> None:
         number = data.draw(st.integers(0, len(self.handles) - 1))
-        handle, written = self.handles[number]
+        handle, content = self.handles[number]
         if store:
             context = HandleContext(self.files, self.directory)
             again = decode_handle(encode_handle(handle, context), context)
             assert isinstance(again, StreamStateHandle)
             assert again == handle
             handle = again
-            self.handles[number] = (again, written)
-        assert (handle.state_size, handle.checksum) == (len(written), zlib.crc32(written))
-        start = data.draw(st.integers(0, len(written)))
+            self.handles[number] = (again, content)
+        assert (handle.state_size, handle.checksum) == (len(content), zlib.crc32(content))
+        start = data.draw(st.integers(0, len(content)))
         with handle.open_input_stream() as stream:
-            assert stream.read(start) == written[:start]
-            assert stream.read() == written[start:]
+            assert stream.read(start) == content[:start]
+            assert stream.read() == content[start:]
 
     @precondition(lambda self: self.handles)
     @rule(data=st.data(), times=st.integers(1, 2))
@@ -156,9 +156,9 @@ class CheckpointStreamMachine(RuleBasedStateMachine):
         """Check that only files named by handles are left, and that they are complete."""
         for stream in self.streams:
             stream.out.close()
-        for handle, written in self.handles:
-            with handle.open_input_stream() as found:
-                assert found.read() == written
+        for handle, content in self.handles:
+            with handle.open_input_stream() as input_stream:
+                assert input_stream.read() == content
         named = {handle.path for handle, _ in self.handles if isinstance(handle, FileStateHandle)}
         assert {status.path for status in self.files.list_files(self.directory)} == named
         for handle, _ in self.handles:

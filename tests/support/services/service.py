@@ -91,7 +91,7 @@ def run_client(command: Sequence[str], environment: Mapping[str, str] | None = N
     if shutil.which(command[0]) is None:
         raise ServiceUnavailableError(f"{command[0]} is not installed")
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command,
             env=os.environ | dict(environment or {}),
             stdin=subprocess.DEVNULL,
@@ -103,9 +103,9 @@ def run_client(command: Sequence[str], environment: Mapping[str, str] | None = N
         )
     except subprocess.TimeoutExpired:
         raise ServiceUnavailableError(f"'{shown} ...' took more than {FETCH_SECONDS:.0f} s") from None
-    if done.returncode:
-        output = done.stdout[-_LOG_CHARACTERS:]
-        raise ServiceUnavailableError(f"'{shown} ...' ended with exit code {done.returncode}:\n{output}")
+    if result.returncode:
+        output = result.stdout[-_LOG_CHARACTERS:]
+        raise ServiceUnavailableError(f"'{shown} ...' ended with exit code {result.returncode}:\n{output}")
 
 
 def go_program(package: str, version: str) -> Path:
@@ -205,11 +205,11 @@ def running(
                 if code is None and time.monotonic() < deadline:
                     time.sleep(0.05)
                     continue
-                what = (
+                failure = (
                     f"was not ready after {seconds:.0f} s" if code is None else f"ended with exit code {code}"
                 )
                 log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_CHARACTERS))
-                raise RuntimeError(f"{name} {what}; its log:\n{log.read().decode(errors='replace')}")
+                raise RuntimeError(f"{name} {failure}; its log:\n{log.read().decode(errors='replace')}")
             yield
         finally:
             process.terminate()

@@ -13,7 +13,7 @@ from spark_statestore.errors import StateStoreError
 from spark_statestore.operator_state import ListStateDescriptor, QueryOperatorState
 from spark_statestore.testing.faults import FaultInjectingFileSystem
 from spark_statestore.testing.faults_plan import CrashedError, Fault
-from tests.support.damage import cuts, damaged, flips, others
+from tests.support.damage import cuts, damaged, flips, replacements
 from tests.support.effort import EFFORT
 from tests.support.figures import count
 from tests.unit.files.local_disk import LOSSES, LocalDisk, local_disk
@@ -136,7 +136,7 @@ def test_damage_to_any_byte_is_detected(tmp_path: Path) -> None:
     metadata = sorted(tmp_path.glob("operator-state/own/chk-*/_metadata"))
     for path in sorted(tmp_path.glob("operator-state/own/chk-1_*/*")):
         stride = 1 if path.name == "_metadata" or EFFORT > 1 else 997
-        swaps = others(path, [other for other in metadata if path.name == "_metadata"])
+        swaps = replacements(path, [other for other in metadata if path.name == "_metadata"])
         for damage in (*flips(path, stride=stride), *cuts(path, stride=stride), *swaps):
             if damage.data is None and path.name == "_metadata":
                 # As of a batch that had no state; the one before then counts.

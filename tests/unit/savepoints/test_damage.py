@@ -23,7 +23,7 @@ from spark_statestore.query.repair import repair
 from spark_statestore.query.savepoint import KINDS
 from spark_statestore.query.verify import Verifier, verify
 from spark_statestore.savepoints.api import Kind, clone, restore, savepoint
-from tests.support.damage import Damage, cuts, damaged, flips, others
+from tests.support.damage import Damage, cuts, damaged, flips, replacements
 from tests.support.effort import EFFORT
 from tests.unit.query.stored_query import StoredQuery
 from tests.unit.store.stores import load
@@ -131,7 +131,7 @@ def test_verify_finds_any_damage_to_a_file(query: StoredQuery) -> None:
             continue
         state = [other for other in files if other.name == "_metadata" and other.parent != path.parent]
         in_its_place = state if path.name == "_metadata" else files[:1]
-        swaps = others(path, in_its_place if EFFORT > 1 else in_its_place[:1])
+        swaps = replacements(path, in_its_place if EFFORT > 1 else in_its_place[:1])
         for damage in (*sample(path), *swaps):
             with damaged(damage):
                 check_verified(query, damage)
@@ -149,7 +149,7 @@ def test_repair_rolls_back_to_the_newest_readable_batch(query: StoredQuery, tmp_
             *([Damage(path, "emptied", b"")] if EFFORT > 1 else []),
             *flips(path, stride=size if EFFORT == 1 else size // 5 + 1),
             # The format version, as if a newer release had written it.
-            *(one for one in flips(path) if one.what.endswith("of byte 8 flipped") and in_state(path)),
+            *(one for one in flips(path) if one.description.endswith("of byte 8 flipped") and in_state(path)),
         ]
         for damage in damages:
             with damaged(damage):

@@ -22,7 +22,7 @@ from spark_statestore.store.commit import Committed
 from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import StoreId
 from spark_statestore.store.reader import stored_messages
-from tests.support.damage import Damage, cuts, damaged, flips, others
+from tests.support.damage import Damage, cuts, damaged, flips, replacements
 from tests.support.effort import EFFORT
 from tests.unit.store.stores import attempt_id, commit, open_store, rows_of, snapshot
 
@@ -193,9 +193,9 @@ def test_read_detects_missing_and_exchanged_files(stored: Stored) -> None:
     kept = set(stored.files()) - set(stored.needed())
     for path in stored.needed():
         from_elsewhere = [file for file in files if not _is_attempt(path, file, kept)]
-        stored.check_damages(others(path, from_elsewhere), all_matter=True)
+        stored.check_damages(replacements(path, from_elsewhere), all_matter=True)
     for path in kept:
-        stored.check_damages(others(path, files), all_matter=False)
+        stored.check_damages(replacements(path, files), all_matter=False)
     stored.check(stored.names)
 
 
