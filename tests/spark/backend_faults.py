@@ -73,7 +73,7 @@ class _StruckDisk(LocalDisk):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory / _FILES)
         self._directory = directory
-        self._known = ""
+        self._last_plan = ""
 
     def node(self, path: str) -> Directory:
         return Directory()
@@ -84,8 +84,8 @@ class _StruckDisk(LocalDisk):
                 plan = (self._directory / _PLAN).read_text()
             except FileNotFoundError:
                 plan = ""
-            if plan != self._known:
-                self._known = plan
+            if plan != self._last_plan:
+                self._last_plan = plan
                 kind, at, _ = plan.split() if plan else ("", "0", "")
                 self._kind, self._at = kind, int(at)
                 # The next backend follows the plan of the one that was killed no more.

@@ -116,8 +116,8 @@ def decode_set(row: Any) -> tuple[Any, ...]:
     """Decode the buffer of `collect_set`: a row with an array of numbers, in the order of a hash set."""
     key, buffer = row
     (length,) = struct.unpack_from("<q", buffer, 16)
-    found = struct.unpack_from(f"<{length}q", buffer, 24 + (length + 63) // 64 * 8)
-    return key, " ".join(map(str, sorted(found)))
+    numbers = struct.unpack_from(f"<{length}q", buffer, 24 + (length + 63) // 64 * 8)
+    return key, " ".join(map(str, sorted(numbers)))
 
 
 def with_id(stream: Any, keys: int, delay: int | None = None) -> Any:

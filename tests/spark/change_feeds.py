@@ -26,15 +26,15 @@ class KeyChange:
         self.values = list(before)
         self._how = "kept" if before else "removed"
 
-    def apply(self, kind: str, written: Any) -> None:
+    def apply(self, kind: str, value: Any) -> None:
         if kind == "delete":
             self.values, self._how = [], "removed"
         elif kind == "append":
             self._how = "merged" if self._how == "removed" else self._how
-            self.values.append(written)
-        elif self.values != [written]:
+            self.values.append(value)
+        elif self.values != [value]:
             # A put of the value that the key has is no change.
-            self.values, self._how = [written], "put"
+            self.values, self._how = [value], "put"
 
     def changes(self, key: Any, *, full: bool) -> Changes:
         """Return the change; that of a commit which wrote a full snapshot is the difference of the values."""
@@ -49,33 +49,33 @@ class KeyChange:
 def net_changes(feed: list[Change], *, full: Collection[int] = ()) -> dict[int, dict[Any, Changes]]:
     """Return the net changes of each batch and key; the commits of batches in `full` wrote snapshots."""
     state: dict[Any, list[Any]] = {}
-    found: dict[int, dict[Any, Changes]] = {}
+    by_batch: dict[int, dict[Any, Changes]] = {}
     for batch in sorted({change[0] for change in feed}):
         touched: dict[Any, KeyChange] = {}
-        for number, kind, key, written in feed:
+        for number, kind, key, value in feed:
             if number == batch:
-                touched.setdefault(key, KeyChange(state.get(key, []))).apply(kind, written)
+                touched.setdefault(key, KeyChange(state.get(key, []))).apply(kind, value)
         state |= {key: change.values for key, change in touched.items()}
         changed = {key: change.changes(key, full=batch in full) for key, change in touched.items()}
-        found[batch] = {key: changes for key, changes in changed.items() if changes}
-    return {batch: changed for batch, changed in found.items() if changed}
+        by_batch[batch] = {key: changes for key, changes in changed.items() if changes}
+    return {batch: changed for batch, changed in by_batch.items() if changed}
 
 
 def by_key(feed: list[Change]) -> dict[int, dict[Any, Changes]]:
     """Return the changes of each batch and key."""
-    found: dict[int, dict[Any, Changes]] = {}
-    for batch, kind, key, written in feed:
-        value = None if kind == "delete" else written
-        found.setdefault(batch, {}).setdefault(key, []).append((kind, key, value))
-    return found
+    by_batch: dict[int, dict[Any, Changes]] = {}
+    for batch, kind, key, content in feed:
+        value = None if kind == "delete" else content
+        by_batch.setdefault(batch, {}).setdefault(key, []).append((kind, key, value))
+    return by_batch
 
 
 def require_net_changes(feed: list[Change], every: list[Change]) -> None:
     """Require a feed to have another one's net changes, whichever of its commits wrote snapshots."""
     delta, full = net_changes(every), net_changes(every, full={change[0] for change in every})
-    found = by_key(feed)
-    for batch in found.keys() | delta.keys():
-        changes, deltas, differences = (of.get(batch, {}) for of in (found, delta, full))
+    actual = by_key(feed)
+    for batch in actual.keys() | delta.keys():
+        changes, deltas, differences = (by_batch.get(batch, {}) for by_batch in (actual, delta, full))
         for key in changes.keys() | deltas.keys():
             # The commits of a batch differ by partition.
             assert changes.get(key) in (deltas.get(key), differences.get(key)), (batch, key)

@@ -56,12 +56,12 @@ def expected(batches: int) -> list[list[int]]:
 def wait_for_batch(query: Any, batch: int, seconds: float = 120) -> None:
     """Wait until a batch is done; raise the query's error if it ends before."""
 
-    def done() -> bool:
+    def has_batch() -> bool:
         if not query.isActive and query.exception() is not None:
             raise query.exception()
         return query.lastProgress is not None and query.lastProgress.batchId >= batch
 
-    assert wait_until(done, seconds), f"batch {batch} was not reached: {query.lastProgress}"
+    assert wait_until(has_batch, seconds), f"batch {batch} was not reached: {query.lastProgress}"
 
 
 def finish(session: Any, query: Any, batch: int) -> list[list[int]]:
@@ -88,11 +88,11 @@ def run_to(session: Any, checkpoint: Path | str, batch: int, **confs: Any) -> An
 
 def messages(error: Any) -> str:
     """Return all messages of a JVM error and its causes."""
-    found = []
+    lines = []
     while error is not None:
-        found.append(str(error.getMessage()))
+        lines.append(str(error.getMessage()))
         error = error.getCause()
-    return "\n".join(found)
+    return "\n".join(lines)
 
 
 def failure_of(query: Any) -> str | None:
@@ -140,10 +140,10 @@ def backend_pid(session: Any, python: str) -> int:
     return int(session._jvm.org.apache.spark.sql.statestore.ProviderHarness.backendPid(python))
 
 
-def runs(process: psutil.Process, what: str) -> bool:
+def runs(process: psutil.Process, argument: str) -> bool:
     """Return whether a process runs and has this text in its command line."""
     try:
-        return process.status() != psutil.STATUS_ZOMBIE and what in process.cmdline()
+        return process.status() != psutil.STATUS_ZOMBIE and argument in process.cmdline()
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return False
 
@@ -178,10 +178,10 @@ def backends_of_executors(session: Any) -> list[psutil.Process]:
 
 def executors_of(session: Any) -> list[int]:
     """Return the process ids of a cluster's executors."""
-    found = psutil.Process(jvm_of(session)).children(recursive=True)
+    children = psutil.Process(jvm_of(session)).children(recursive=True)
     return [
         process.pid
-        for process in found
+        for process in children
         if runs(process, "org.apache.spark.executor.CoarseGrainedExecutorBackend")
     ]
 

@@ -35,13 +35,13 @@ TAGS = [None, [], ["x"], ["x", None, "a longer tag"]]
 def batches(count: int, rows: int = 24) -> list[list[dict[str, Any]]]:
     """Return batches ten minutes apart; some of their rows are repeated, some late, some far too late."""
     chosen = random.Random(4)
-    seen: list[dict[str, Any]] = []
-    made = []
+    earlier: list[dict[str, Any]] = []
+    result = []
     for number in range(count):
         batch = []
         for _ in range(rows):
-            if seen and chosen.random() < 0.25:
-                batch.append(chosen.choice(seen[-3 * rows :]))
+            if earlier and chosen.random() < 0.25:
+                batch.append(chosen.choice(earlier[-3 * rows :]))
                 continue
             late = chosen.choice([0, 0, 0, 8, 25, 90])
             batch.append(
@@ -57,6 +57,6 @@ def batches(count: int, rows: int = 24) -> list[list[dict[str, Any]]]:
                 }
             )
         chosen.shuffle(batch)
-        seen += batch
-        made.append(batch)
-    return made
+        earlier += batch
+        result.append(batch)
+    return result

@@ -61,16 +61,16 @@ class Evolving(StatefulProcessor):
         self._ttl = ttl
 
     def init(self, handle: Any) -> None:
-        self.one = handle.getValueState("one", self._schema, self._ttl)
+        self.single = handle.getValueState("one", self._schema, self._ttl)
         self.many = handle.getListState("many", self._schema, self._ttl)
         self.named = handle.getMapState("named", "name string", self._schema, self._ttl)
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
         before = self._content()
         for row in sorted(rows, key=lambda row: row.seq):
-            value = tuple(self._made(field.name, row) for field in self._schema)
+            value = tuple(self._field_value(field.name, row) for field in self._schema)
             if row.op == "set":
-                self.one.update(value)
+                self.single.update(value)
             elif row.op == "append":
                 self.many.appendValue(value)
             elif row.op == "put":
@@ -80,7 +80,7 @@ class Evolving(StatefulProcessor):
                 raise ValueError("this processor fails once")
         yield Row(k=repr(key), event="rows", content=repr((before, self._content())))
 
-    def _made(self, name: str, row: Any) -> Any:
+    def _field_value(self, name: str, row: Any) -> Any:
         has = {field.name: field.dataType for field in self._schema}
         return (
             {
@@ -98,4 +98,4 @@ class Evolving(StatefulProcessor):
 
     def _content(self) -> Any:
         entries = sorted((repr(name), repr(value)) for name, value in self.named.iterator())
-        return self.one.get(), list(self.many.get()), entries
+        return self.single.get(), list(self.many.get()), entries

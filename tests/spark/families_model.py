@@ -129,16 +129,16 @@ class FamilyModel:
             return [(key, value) for key in keys for value in self.lists[key]]
         return [(key, self.lists[key][0]) for key in keys]
 
-    def gives(self, found: list[tuple[Row, Row]], kind: str, *arguments: Any) -> bool:
+    def gives(self, rows: list[tuple[Row, Row]], kind: str, *arguments: Any) -> bool:
         """Return whether these rows are a complete and valid result of such an iterator."""
-        wanted = self.scan(kind, *arguments)
+        expected = self.scan(kind, *arguments)
         if kind == "values":
-            return found == wanted
-        groups = [group for group, _ in itertools.groupby(found, key=lambda pair: self.group(pair[0]))]
-        found, wanted = (
-            sorted(pairs, key=lambda pair: repr(self.group(pair[0]))) for pairs in (found, wanted)
+            return rows == expected
+        groups = [group for group, _ in itertools.groupby(rows, key=lambda pair: self.group(pair[0]))]
+        rows, expected = (
+            sorted(pairs, key=lambda pair: repr(self.group(pair[0]))) for pairs in (rows, expected)
         )
-        return len(groups) == len(set(groups)) and found == wanted
+        return len(groups) == len(set(groups)) and rows == expected
 
     def _between(self, start: Row | None, end: Row | None) -> list[Row]:
         low = None if start is None else order_key(self.family, start)

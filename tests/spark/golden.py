@@ -44,7 +44,7 @@ class Recordings:
         self._path = DIRECTORY / f"{module}.json"
         self._digests: dict[str, str] = json.loads(self._path.read_text()) if self._path.exists() else {}
 
-    def compare(self, name: str, ours: Any, on_sparks_store: Callable[[], Any]) -> None:
+    def compare(self, name: str, outcome: Any, on_sparks_store: Callable[[], Any]) -> None:
         """Require that an outcome equals that of Spark's store.
 
         Parameters
@@ -57,10 +57,10 @@ class Recordings:
             Returns the outcome on Spark's store.
         """
         recorded = self._digests.get(name)
-        if recorded == digest(ours) and not RECORDS and EFFORT == 1:
+        if recorded == digest(outcome) and not RECORDS and EFFORT == 1:
             return
         expected = on_sparks_store()
-        assert ours == expected
+        assert outcome == expected
         if RECORDS:
             self._digests[name] = digest(expected)
             self._path.parent.mkdir(parents=True, exist_ok=True)

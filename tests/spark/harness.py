@@ -122,8 +122,8 @@ class Provider:
 
     def changes(self, family: str, start: int, version: int) -> list[tuple[int, str, Row, Row | None]]:
         """Return the change feed of a family: batch, change type, key and value."""
-        (found,) = json.loads(self._harness.run(json.dumps([("changes", 0, family, start, version)])))
-        return [(batch, kind, tuple(key), value and tuple(value)) for batch, kind, key, value in found]
+        (rows,) = json.loads(self._harness.run(json.dumps([("changes", 0, family, start, version)])))
+        return [(batch, kind, tuple(key), value and tuple(value)) for batch, kind, key, value in rows]
 
     def refusal(self, operation: str, version: int, checkpoint_id: str | None = None) -> Refusal | None:
         """Return the error of opening a store by ``open`` or ``openRead``; None if it succeeds."""
@@ -132,11 +132,11 @@ class Provider:
         return None if refused is None else Refusal(*json.loads(refused))
 
     def upgrade(
-        self, read: Store, version: int, checkpoint_id: str | None = None, owner: Provider | None = None
+        self, read_store: Store, version: int, checkpoint_id: str | None = None, owner: Provider | None = None
     ) -> Store:
         owner = owner or self
         number = next(_numbers)
-        self._harness.upgradeFrom(owner._harness, read.number, number, version, checkpoint_id)
+        self._harness.upgradeFrom(owner._harness, read_store.number, number, version, checkpoint_id)
         return Store(self._harness, number)
 
     def begin_task(self) -> None:
@@ -300,9 +300,9 @@ class Store(Operations):
         (result,) = _run(self._harness, [(operation, self.number, *arguments)])
         return decode(result)
 
-    def get_before(self, key: Row, other: Store, other_key: Row, family: str = "default") -> Row | None:
+    def get_before(self, key: Row, other_store: Store, other_key: Row, family: str = "default") -> Row | None:
         """Return the row of a key, decoded after another store has read another key."""
-        return self._do(_row, "getBefore", family, key, other.number, other_key)
+        return self._do(_row, "getBefore", family, key, other_store.number, other_key)
 
     def script(self) -> Script:
         return Script(self._harness, self.number)

@@ -69,14 +69,14 @@ class Interpreter(StatefulProcessor):
     def init(self, handle: Any) -> None:
         self._handle = handle
         schema = f"v {self._value}"
-        one, many, named = self._names
-        self.one = handle.getValueState(one, schema, self._ttl)
+        single, many, named = self._names
+        self.single = handle.getValueState(single, schema, self._ttl)
         self.many = handle.getListState(many, schema, self._ttl)
         self.named = handle.getMapState(named, "n bigint, v " + self._value, schema, self._ttl)
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
         for row in self._rows([initialState]):
-            self.one.update((row.v,))
+            self.single.update((row.v,))
             self.many.appendValue((row.v,))
             self.named.updateValue((-1, row.v), (row.v,))
 
@@ -99,10 +99,10 @@ class Interpreter(StatefulProcessor):
         yield self._output(key, event, content, timerValues)
 
     def do_set(self, row: Any, now: int) -> None:
-        self.one.update((row.v,))
+        self.single.update((row.v,))
 
     def do_clear(self, row: Any, now: int) -> None:
-        self.one.clear()
+        self.single.clear()
 
     def do_append(self, row: Any, now: int) -> None:
         self.many.appendValue((row.v,))
@@ -155,16 +155,16 @@ class Interpreter(StatefulProcessor):
 
     def _content(self, times: Any) -> dict[str, Any]:
         entries = list(self.named.iterator())
-        names, kept = zip(*entries, strict=True) if entries else ((), ())
+        names, entry_values = zip(*entries, strict=True) if entries else ((), ())
         assert _texts(names) == _texts(self.named.keys())
-        assert _texts(kept) == _texts(self.named.values())
+        assert _texts(entry_values) == _texts(self.named.values())
         assert all(self.named.containsKey(name) for name in names)
         assert self.named.exists() == bool(entries)
         values = list(self.many.get())
         assert self.many.exists() == bool(values)
         timers = sorted(self._handle.listTimers()) if self._timers else []
         return {
-            "one": self.one.get() if self.one.exists() else "nothing",
+            "one": self.single.get() if self.single.exists() else "nothing",
             "many": values,
             "named": sorted(map(repr, entries)),
             "timers": timers if self._timers == "event" else len(timers),
@@ -209,20 +209,20 @@ class Rebuilt(StatefulProcessor):
         for name in sorted(self._gone):
             handle.deleteIfExists(name)
         self.total = handle.getValueState("total", "n bigint") if "total" in self._has else None
-        self.seen = handle.getListState("seen", "v string", DAY) if "seen" in self._has else None
+        self.seen_values = handle.getListState("seen", "v string", DAY) if "seen" in self._has else None
         self.named = handle.getMapState("named", "v string", "n bigint") if "named" in self._has else None
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
         for row in sorted(rows, key=lambda row: row.seq):
             if self.total is not None:
                 self.total.update(((self.total.get() or (0,))[0] + row.n,))
-            if self.seen is not None:
-                self.seen.appendValue((row.v,))
+            if self.seen_values is not None:
+                self.seen_values.appendValue((row.v,))
             if self.named is not None:
                 self.named.updateValue((row.v,), (row.n,))
         content = {
             "total": self.total and self.total.get(),
-            "seen": self.seen and list(self.seen.get()),
+            "seen": self.seen_values and list(self.seen_values.get()),
             "named": self.named and sorted(map(repr, self.named.iterator())),
         }
         yield Row(k=repr(key), event="rows", content=repr(content))

@@ -50,14 +50,14 @@ class ProcessorQuery(Query):
 
     def state(self) -> Counter[str]:
         """Return the rows of the newest version of all variables and timers, read in every way."""
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         with self._readable():
             operators = self.spark.read.format("state-metadata").load(str(self.checkpoint)).collect()
             for operator in operators:
-                kept = json.loads(operator.operatorProperties)
-                reads = [{"readRegisteredTimers": "true"}] if kept["timeMode"] != "NoTime" else []
-                for variable in kept["stateVariables"]:
-                    found[f"{operator.operatorId} {variable}"] += 1
+                properties = json.loads(operator.operatorProperties)
+                reads = [{"readRegisteredTimers": "true"}] if properties["timeMode"] != "NoTime" else []
+                for variable in properties["stateVariables"]:
+                    counts[f"{operator.operatorId} {variable}"] += 1
                     if variable["stateVariableType"] == "TimerState":
                         continue
                     reads.append({"stateVarName": variable["stateName"]})
@@ -69,10 +69,10 @@ class ProcessorQuery(Query):
                     if "map_value" in rows.columns:
                         # In Python not all types can be keys of a map; and it has no order.
                         rows = rows.selectExpr("* except (map_value)", "map_entries(map_value) as map_value")
-                    found.update(
-                        f"{operator.operatorId} {options} {self._told(row)}" for row in rows.collect()
+                    counts.update(
+                        f"{operator.operatorId} {options} {self._row_text(row)}" for row in rows.collect()
                     )
-        return found
+        return counts
 
     def _built(self, events: Any) -> Any:
         return self.build(events, self.number)
@@ -81,7 +81,7 @@ class ProcessorQuery(Query):
         """Return the number of rows that each batch of the last run left in each operator."""
         return [[operator["numRowsTotal"] for operator in p["stateOperators"]] for p in self.progress]
 
-    def _told(self, row: Any) -> str:
+    def _row_text(self, row: Any) -> str:
         columns = {
             name: sorted(map(repr, value)) if name == "map_value" else value
             for name, value in row.asDict().items()
@@ -112,11 +112,11 @@ def batches(count: int, timers: Sequence[int] = (), rows: int = 30, *, large: bo
             + timedelta(minutes=10 * number + chosen.randrange(10) - chosen.choice([0, 0, 0, 0, 20])),
         }
 
-    made = [[row(number, seq) for seq in range(rows)] for number in range(count)]
+    result = [[row(number, seq) for seq in range(rows)] for number in range(count)]
     if large:
         changed = [row(0, rows) | {"k": "large", "op": op} for op in ("set", "append", "put")]
-        made[0] += [change | {"v": "x" * 2**20} for change in changed]
-    return made
+        result[0] += [change | {"v": "x" * 2**20} for change in changed]
+    return result
 
 
 Life = tuple[list[Output], list[list[list[int]]], Counter[str]]
@@ -144,10 +144,10 @@ def in_scala(has: Sequence[str], gone: Sequence[str], ttl: Sequence[int], time: 
             "k string, seq bigint, op string, n bigint, v string",
         )
         processors = session._jvm.org.apache.spark.sql.statestore.transform.Processors
-        made = processors.interpreted(
+        jdf = processors.interpreted(
             steps._jdf, start._jdf, has[run], gone[run], ttl[run], time, EVENT_START, mode
         )
-        return DataFrame(made, session)
+        return DataFrame(jdf, session)
 
     return build
 

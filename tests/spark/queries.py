@@ -175,7 +175,7 @@ class Query:
 
     def state(self, only: int | None = None, **options: Any) -> Counter[str]:
         """Return the rows of all stateful operators, or of one, in the newest version without a batchId."""
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         with self._readable():
             for operator, store in self._stores():
                 if only not in (None, operator):
@@ -188,8 +188,8 @@ class Query:
                     # Spark reads the event times of its own store wrong there.
                     frame = frame.withColumn("key", frame.key.dropFields("__event_time"))
                 rows = frame.collect()
-                found.update(f"{operator} {store} {row!r}" for row in rows)
-        return found
+                counts.update(f"{operator} {store} {row!r}" for row in rows)
+        return counts
 
     def metadata(self) -> list[str]:
         """Return Spark's metadata of the query's stateful operators."""
@@ -247,7 +247,7 @@ def side_by_side(frames: Mapping[str, Any]) -> Any:
     from pyspark.sql import functions as F
 
     columns = [frame.select(F.struct("*").alias(name)) for name, frame in frames.items()]
-    return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), columns)
+    return reduce(lambda first, second: first.unionByName(second, allowMissingColumns=True), columns)
 
 
 @contextmanager

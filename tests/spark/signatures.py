@@ -77,15 +77,15 @@ def signatures(jvm: Any) -> list[str]:
         named -= {
             method.getName() for method in jvm.java.lang.Class.forName(name, False, loader).getMethods()
         }
-    found = []
+    members = []
     for name in CLASSES:
         try:
             declared = jvm.java.lang.Class.forName(name, False, loader)
         except Py4JJavaError:
-            found.append(f"{name}: absent")
+            members.append(f"{name}: absent")
             continue
-        found += sorted(set(_members(jvm, declared, named)))
-    return found
+        members += sorted(set(_members(jvm, declared, named)))
+    return members
 
 
 def _members(jvm: Any, declared: Any, named: set[str]) -> Iterator[str]:

@@ -110,7 +110,7 @@ def test_backend_drops_closed_stores_and_ended_runs(spark: Any, tmp_path: Path) 
         return [json.loads(line) for line in closed.read_text().splitlines()] if closed.exists() else []
 
     try:
-        assert wait_until(lambda: len({one for got in received() for one in got[0]}) >= partitions, 30)
+        assert wait_until(lambda: len({store for got in received() for store in got[0]}) >= partitions, 30)
         assert str(query.runId) in [run for got in received() for run in got[1]]
         assert received()[-1][2] == 0
     finally:
@@ -234,28 +234,28 @@ def run_to_the_end(program: Program) -> int:
 @pytest.mark.slow
 @pytest.mark.soak
 def test_backends_of_two_sessions_are_isolated_and_leave_no_files(scratch: Path) -> None:
-    with counting(scratch, "a", hold=True) as one, counting(scratch, "b", hold=True) as other:
-        first, second = one.next("running"), other.next("running")
+    with counting(scratch, "a", hold=True) as program_a, counting(scratch, "b", hold=True) as program_b:
+        first, second = program_a.next("running"), program_b.next("running")
         for socket in first["sockets"] + second["sockets"]:
             assert Path(socket).is_relative_to(scratch)
             assert stat.S_IMODE(Path(socket).parent.stat().st_mode) == 0o700
         assert set(first["backends"]).isdisjoint(second["backends"])
         assert set(first["sockets"]).isdisjoint(second["sockets"])
         os.kill(first["backends"][0], signal.SIGKILL)
-        one.resume()
-        one.next("result")
-        one.next("stopped")
+        program_a.resume()
+        program_a.next("result")
+        program_a.next("stopped")
         # Its JVM is still running, without any process of this project.
         assert not is_gone(first["jvm"])
         assert not Path(first["sockets"][0]).parent.exists()
-        one.end()
+        program_a.end()
         assert not is_gone(second["backends"][0])
         assert Path(second["sockets"][0]).exists()
-        other.resume()
-        other.next("result")
-        other.next("stopped")
+        program_b.resume()
+        program_b.next("result")
+        program_b.next("stopped")
         assert is_gone(second["backends"][0])
-        other.end()
+        program_b.end()
     assert leftovers(scratch) == []
 
 
@@ -276,8 +276,8 @@ def test_start_removes_directories_of_killed_processes_only(scratch: Path) -> No
                 os.kill(pid, signal.SIGKILL)
             for pid in running["jvm"], running["python"], backend:
                 assert wait_until(lambda pid=pid: is_gone(pid), 15)
-        left = set(leftovers(scratch)) - used
-        assert len(left) == 2
+        remaining = set(leftovers(scratch)) - used
+        assert len(remaining) == 2
         run_to_the_end(counting(scratch, "next"))
         assert set(leftovers(scratch)) == used
         living.resume()

@@ -109,11 +109,11 @@ def load(spark: Any, directory: Path, answer: bytes, location: str = "file:/nowh
 
 
 def kinds(thrown: Any) -> list[str]:
-    found = []
+    names = []
     while thrown is not None:
-        found.append(thrown.getClass().getName())
+        names.append(thrown.getClass().getName())
         thrown = thrown.getCause()
-    return found
+    return names
 
 
 def test_load_accepts_a_well_formed_answer(spark: Any, answering: Path) -> None:

@@ -153,11 +153,11 @@ def builder() -> Any:
 def test_configure_rejects_invalid_and_contradictory_settings(
     spark: Any, settings: dict[str, str], options: dict[str, Any], error: type[Exception], expected: str
 ) -> None:
-    given = builder()
+    session_builder = builder()
     for key, value in settings.items():
-        given.config(key, value)
+        session_builder.config(key, value)
     with pytest.raises(error, match=expected):
-        spark_statestore.configure(given, **options)
+        spark_statestore.configure(session_builder, **options)
 
 
 @pytest.mark.parametrize(
@@ -430,16 +430,16 @@ def test_state_of_another_provider_is_rejected_unchanged(
     spark: Any, tmp_path: Path, checkpoint_format: int
 ) -> None:
     where = f"file:{tmp_path}"
-    other = Provider(spark, where, provider=SPARKS)
-    store = other.open(0)
+    spark_provider = Provider(spark, where, provider=SPARKS)
+    store = spark_provider.open(0)
     store.put(("a", 1), (1, "x"))
     store.commit()
-    other.close()
+    spark_provider.close()
     before = files_below(tmp_path)
-    ours = Provider(spark, where, checkpointFormatVersion=str(checkpoint_format))
+    provider = Provider(spark, where, checkpointFormatVersion=str(checkpoint_format))
     with pytest.raises(Py4JJavaError) as caught:
-        ours.open(1, "0123456789abcdef" if checkpoint_format == 2 else None)
-    ours.close()
+        provider.open(1, "0123456789abcdef" if checkpoint_format == 2 else None)
+    provider.close()
     message = messages(caught.value.java_exception)
     assert "operator 0, partition 0, store default, version 1" in message
     assert "was written by another state store provider: its files there are 1.delta" in message

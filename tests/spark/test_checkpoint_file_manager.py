@@ -45,7 +45,7 @@ class Manager:
         self._jvm = spark._jvm
         hadoop = spark._jsparkSession.sessionState().newHadoopConf()
         self.directory = directory
-        self.of = self._jvm.org.apache.spark.sql.statestore.BackendCheckpointFileManager(
+        self.jvm_manager = self._jvm.org.apache.spark.sql.statestore.BackendCheckpointFileManager(
             self.path(""), hadoop
         )
 
@@ -53,7 +53,7 @@ class Manager:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self.directory}/{name}" if name else self.directory)
 
     def write(self, name: str, *parts: bytes, overwrite: bool = False, cancel: bool = False) -> None:
-        out = self.of.createAtomic(self.path(name), overwrite)
+        out = self.jvm_manager.createAtomic(self.path(name), overwrite)
         for part in parts:
             out.write(bytearray(part))
         if cancel:
@@ -61,13 +61,15 @@ class Manager:
         out.close()
 
     def read(self, name: str, start: int = 0) -> bytes:
-        source = self.of.open(self.path(name))
+        source = self.jvm_manager.open(self.path(name))
         source.seek(start)
         return bytes(source.readAllBytes())
 
     def names(self) -> dict[str, int]:
-        found = self.of.list(self.path(""))
-        return {one.getPath().getName(): -1 if one.isDirectory() else one.getLen() for one in found}
+        statuses = self.jvm_manager.list(self.path(""))
+        return {
+            status.getPath().getName(): -1 if status.isDirectory() else status.getLen() for status in statuses
+        }
 
 
 @pytest.fixture
@@ -76,8 +78,8 @@ def manager(spark: Any, tmp_path: Path) -> Manager:
 
 
 def test_file_appears_whole_when_it_is_closed(manager: Manager, tmp_path: Path) -> None:
-    manager.of.mkdirs(manager.path(""))
-    out = manager.of.createAtomic(manager.path("0"), False)
+    manager.jvm_manager.mkdirs(manager.path(""))
+    out = manager.jvm_manager.createAtomic(manager.path("0"), False)
     out.write(bytearray(b"one"))
     assert manager.names() == {}
     out.close()
@@ -120,28 +122,28 @@ def test_next_batch_is_asked_about_only_when_it_is_created(manager: Manager, tmp
     manager.write("0", b"first")
     # Another query is faster.
     (tmp_path / "offsets" / "1").write_bytes(b"of another query")
-    assert not manager.of.exists(manager.path("1"))
+    assert not manager.jvm_manager.exists(manager.path("1"))
     with pytest.raises(Py4JJavaError, match="FileAlreadyExistsException"):
         manager.write("1", b"second")
     assert (tmp_path / "offsets" / "1").read_bytes() == b"of another query"
     # Spark removes old batches meanwhile.
-    manager.of.delete(manager.path("-1"))
-    assert not manager.of.exists(manager.path("1"))
+    manager.jvm_manager.delete(manager.path("-1"))
+    assert not manager.jvm_manager.exists(manager.path("1"))
     (tmp_path / "offsets" / "2").write_bytes(b"of another query")
-    assert manager.of.exists(manager.path("2"))
+    assert manager.jvm_manager.exists(manager.path("2"))
 
 
 def test_created_batches_are_known_until_they_are_deleted(manager: Manager, tmp_path: Path) -> None:
-    written = {"0": b"zero", "1": b"one", "2.compact": b"two"}
-    for name, data in written.items():
+    contents = {"0": b"zero", "1": b"one", "2.compact": b"two"}
+    for name, data in contents.items():
         manager.write(name, data)
         (tmp_path / "offsets" / name).unlink()
-    for name, data in written.items():
-        assert manager.of.exists(manager.path(name))
+    for name, data in contents.items():
+        assert manager.jvm_manager.exists(manager.path(name))
         assert manager.read(name, 1) == data[1:]
     for name in ("1", "2.compact"):
-        manager.of.delete(manager.path(name))
-        assert not manager.of.exists(manager.path(name))
+        manager.jvm_manager.delete(manager.path(name))
+        assert not manager.jvm_manager.exists(manager.path(name))
     assert manager.read("0") == b"zero"
 
 
@@ -154,7 +156,7 @@ def test_log_is_listed_once(manager: Manager, tmp_path: Path) -> None:
     manager.write("2", b"first")
     (tmp_path / "offsets" / "ignored").write_bytes(b"")
     assert manager.names() == {"0": 17, "1": 4, "2": 5}
-    manager.of.delete(manager.path("0"))
+    manager.jvm_manager.delete(manager.path("0"))
     manager.write("3.compact", b"third!")
     assert manager.names() == {"1": 4, "2": 5, "3.compact": 6}
     manager.write("other", b"no batch")
@@ -165,12 +167,12 @@ def test_contents_of_a_mebibyte_are_known(manager: Manager, tmp_path: Path) -> N
     for batch in range(4):
         manager.write(str(batch), bytes(400_000))
         (tmp_path / "offsets" / str(batch)).unlink()
-    known = [batch for batch in range(4) if manager.of.exists(manager.path(str(batch)))]
-    assert known == [2, 3]
+    batches_in_memory = [batch for batch in range(4) if manager.jvm_manager.exists(manager.path(str(batch)))]
+    assert batches_in_memory == [2, 3]
     manager.write("4", bytes(1_100_000))
-    assert [manager.of.exists(manager.path(name)) for name in "234"] == [True, True, True]
+    assert [manager.jvm_manager.exists(manager.path(name)) for name in "234"] == [True, True, True]
     (tmp_path / "offsets" / "0").write_bytes(b"of the run before")
-    assert manager.of.exists(manager.path("0"))
+    assert manager.jvm_manager.exists(manager.path("0"))
     (tmp_path / "offsets" / "4").unlink()
     with pytest.raises(Py4JJavaError, match="FileNotFoundException"):
         manager.read("4")
@@ -178,12 +180,12 @@ def test_contents_of_a_mebibyte_are_known(manager: Manager, tmp_path: Path) -> N
 
 def test_removed_batches_wait_for_others_on_remote_storage(spark: Any) -> None:
     manager = Manager(spark, f"memory://removed-{os.getpid()}/offsets")
-    manager.of.mkdirs(manager.path(""))
+    manager.jvm_manager.mkdirs(manager.path(""))
     assert manager.names() == {}
     for batch in range(13):
         manager.write(str(batch), b"x")
     for batch in range(9):
-        manager.of.delete(manager.path(str(batch)))
+        manager.jvm_manager.delete(manager.path(str(batch)))
 
     def stored() -> set[str]:
         return set(Manager(spark, manager.directory).names())
@@ -192,13 +194,13 @@ def test_removed_batches_wait_for_others_on_remote_storage(spark: Any) -> None:
     assert len(stored()) == 13
     # One that is created again is not removed any more.
     manager.write("8", b"again", overwrite=True)
-    manager.of.delete(manager.path("9"))
+    manager.jvm_manager.delete(manager.path("9"))
     assert len(stored()) == 13
-    manager.of.delete(manager.path("10"))
+    manager.jvm_manager.delete(manager.path("10"))
     assert stored() == {"8", "11", "12"}
-    manager.of.delete(manager.path("11"))
+    manager.jvm_manager.delete(manager.path("11"))
     # The newest one goes at once, and what waits with it.
-    manager.of.delete(manager.path("12"))
+    manager.jvm_manager.delete(manager.path("12"))
     assert stored() == {"8"}
 
 
@@ -207,31 +209,31 @@ def test_path_without_a_scheme_has_that_of_the_checkpoint(spark: Any) -> None:
     manager.write("file", b"one")
     # As operator metadata of a restored checkpoint names schema files.
     path = spark._jvm.org.apache.hadoop.fs.Path("/here/file")
-    assert bytes(manager.of.open(path).readAllBytes()) == b"one"
+    assert bytes(manager.jvm_manager.open(path).readAllBytes()) == b"one"
 
 
 def test_missing_files(manager: Manager) -> None:
-    assert not manager.of.exists(manager.path("0"))
-    manager.of.delete(manager.path("0"))
-    for call in (manager.of.open, manager.of.list):
+    assert not manager.jvm_manager.exists(manager.path("0"))
+    manager.jvm_manager.delete(manager.path("0"))
+    for call in (manager.jvm_manager.open, manager.jvm_manager.list):
         with pytest.raises(Py4JJavaError, match="FileNotFoundException"):
             call(manager.path("0"))
 
 
 def test_directory_with_a_number_for_its_name_exists(manager: Manager) -> None:
     log = Manager(manager._spark, manager.directory.replace("offsets", "sources/0"))
-    assert not log.of.exists(log.path(""))
+    assert not log.jvm_manager.exists(log.path(""))
     log.write("0", b"x")
-    assert log.of.exists(log.path(""))
-    assert log.of.exists(log.path("0"))
-    log.of.delete(log.path(""))
-    assert not log.of.exists(log.path(""))
+    assert log.jvm_manager.exists(log.path(""))
+    assert log.jvm_manager.exists(log.path("0"))
+    log.jvm_manager.delete(log.path(""))
+    assert not log.jvm_manager.exists(log.path(""))
 
 
 @pytest.mark.parametrize("size", [0, CHUNK, CHUNK + 1, 2 * CHUNK + 5])
 def test_file_of_any_size(manager: Manager, size: int) -> None:
     data = os.urandom(size)
-    out = manager.of.createAtomic(manager.path("0"), False)
+    out = manager.jvm_manager.createAtomic(manager.path("0"), False)
     for part in (data[: size // 2], data[size // 2 :]):
         out.write(bytearray(part))
     # Unlinked while it is used, a temporary file needs no hook that deletes it when the JVM exits.
@@ -244,8 +246,8 @@ def test_file_of_any_size(manager: Manager, size: int) -> None:
 
 def test_paths_without_a_scheme_are_those_of_hadoops_default(manager: Manager, tmp_path: Path) -> None:
     plain = Manager(manager._spark, f"{tmp_path}/a b%20c")
-    assert plain.of.createCheckpointDirectory().toString() == f"file:{tmp_path}/a b%20c"
-    assert plain.of.isLocal()
+    assert plain.jvm_manager.createCheckpointDirectory().toString() == f"file:{tmp_path}/a b%20c"
+    assert plain.jvm_manager.isLocal()
     plain.write("0", b"x")
     assert (tmp_path / "a b%20c" / "0").read_bytes() == b"x"
 

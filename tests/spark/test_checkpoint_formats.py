@@ -75,9 +75,9 @@ def test_checkpoint_keeps_its_format(spark: Any, tmp_path: Path, own: int, sessi
     if own == 2 and not CAN_SET:
         pytest.skip("Spark 4.0 and 4.2 go on with format v2 only in a session with the format")
     query, stays = make(spark, tmp_path / "query"), make(spark, tmp_path / "stays")
-    made = events.batches(4)
-    outputs = [run_in(query, made[:2], own), run_in(query, made[2:], session)]
-    assert outputs == [run_in(stays, made[:2], own), run_in(stays, made[2:], own)]
+    batches = events.batches(4)
+    outputs = [run_in(query, batches[:2], own), run_in(query, batches[2:], session)]
+    assert outputs == [run_in(stays, batches[:2], own), run_in(stays, batches[2:], own)]
     assert formats(query) == [own] * 4
 
 
@@ -87,21 +87,21 @@ def test_session_with_another_format_than_the_checkpoints_is_refused(
     spark: Any, tmp_path: Path, own: int, session: int
 ) -> None:
     query = make(spark, tmp_path)
-    made = events.batches(3)
-    first = run_in(query, made[:1], own)
+    batches = events.batches(3)
+    first = run_in(query, batches[:1], own)
     refusal = rf"set it to {own} before the query starts" if IS_42 else "INVALID_LOG_VERSION"
     with pytest.raises(StreamingQueryException, match=refusal):
-        run_in(query, made[1:], session)
+        run_in(query, batches[1:], session)
     assert len(first + run_in(query, [], own)) == 3
 
 
 @can_set
 def test_queries_of_both_formats_run_in_one_session(spark: Any, tmp_path: Path) -> None:
-    made = events.batches(4)
+    batches = events.batches(4)
     queries = {version: make(spark, tmp_path / str(version)) for version in (1, 2)}
     for version, query in queries.items():
-        run_in(query, made[:2], version)
-        query.feed(*made[2:])
+        run_in(query, batches[:2], version)
+        query.feed(*batches[2:])
     outputs: dict[int, Output] = {version: [] for version in queries}
     running = [query.start(outputs[version], availableNow=True) for version, query in queries.items()]
     for query in running:
@@ -115,25 +115,25 @@ def test_queries_of_both_formats_run_in_one_session(spark: Any, tmp_path: Path) 
 @can_set
 def test_clone_takes_a_query_to_format_2(spark: Any, tmp_path: Path) -> None:
     query, stays = make(spark, tmp_path / "query"), make(spark, tmp_path / "stays")
-    made = events.batches(4)
-    outputs = [run_in(query, made[:2], 1)]
+    batches = events.batches(4)
+    outputs = [run_in(query, batches[:2], 1)]
     with pytest.raises(OptionError, match="the checkpoint format is 1, but it must be 2"):
         spark_statestore.clone(str(query.checkpoint), str(tmp_path / "clone"), checkpoint_format=1)
     assert spark_statestore.clone(str(query.checkpoint), str(tmp_path / "clone"), checkpoint_format=2) == 1
     query.checkpoint = tmp_path / "clone"
-    outputs.append(run_in(query, made[2:], None))
+    outputs.append(run_in(query, batches[2:], None))
     assert formats(query) == [2] * 3, "the batch of the copy, and two"
-    assert outputs == [run_in(stays, made[:2], 1), run_in(stays, made[2:], 1)]
+    assert outputs == [run_in(stays, batches[:2], 1), run_in(stays, batches[2:], 1)]
 
 
 @pytest.mark.parametrize(("first", "second"), [(SPARKS, OURS), (OURS, SPARKS)], ids=["sparks", "ours"])
 def test_checkpoint_keeps_its_provider(spark: Any, tmp_path: Path, first: str, second: str) -> None:
     query, stays = make(spark, tmp_path / "query", first), make(spark, tmp_path / "stays")
-    made = events.batches(3)
-    outputs = [run_in(query, made[:2], None)]
+    batches = events.batches(3)
+    outputs = [run_in(query, batches[:2], None)]
     query.session_provider = second
-    outputs.append(run_in(query, made[2:], None))
-    assert outputs == [run_in(stays, made[:2], None), run_in(stays, made[2:], None)]
+    outputs.append(run_in(query, batches[2:], None))
+    assert outputs == [run_in(stays, batches[:2], None), run_in(stays, batches[2:], None)]
     assert formats(query) == [DEFAULT if first == OURS else 1] * 3
 
 
@@ -151,11 +151,11 @@ def test_query_whose_first_batch_is_not_committed_goes_on(spark: Any, tmp_path: 
 @pytest.mark.skipif(not is_since("4.1"), reason="Spark 4.0 names the damage itself")
 def test_damaged_commit_log_is_named(spark: Any, tmp_path: Path) -> None:
     query = make(spark, tmp_path)
-    made = events.batches(2)
-    run_in(query, made[:1], None)
+    batches = events.batches(2)
+    run_in(query, batches[:1], None)
     newest = query.commits[-1]
     newest.write_text("not a log\n{}")
     newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
     with pytest.raises(StreamingQueryException) as error:
-        run_in(query, made[1:], None)
+        run_in(query, batches[1:], None)
     assert newest.name in str(error.value)

@@ -80,7 +80,7 @@ def test_cold_load_returns_the_committed_rows(
             return Provider(spark, f"file:{directory}", default=family, **confs)
 
         writer = instance()
-        wanted: dict[Row, Row] = {}
+        expected: dict[Row, Row] = {}
         for version, changes in enumerate([*batches, later]):
             if version == len(batches):
                 # The next version is committed on top of a load.
@@ -90,15 +90,15 @@ def test_cold_load_returns_the_committed_rows(
             for number, size in changes.items():
                 key = key_of(family, number)
                 if size is None:
-                    wanted.pop(key, None)
+                    expected.pop(key, None)
                 else:
-                    wanted[key] = (version, "x" * size if isinstance(size, int) else size)
+                    expected[key] = (version, "x" * size if isinstance(size, int) else size)
             cold = instance()
-            found = rows_at(cold, version + 1)
-            assert {key: value[0] for key, value in found} == {k: v[0] for k, v in wanted.items()}
-            assert len(found) == len(wanted)
+            rows = rows_at(cold, version + 1)
+            assert {key: value[0] for key, value in rows} == {k: v[0] for k, v in expected.items()}
+            assert len(rows) == len(expected)
             if family.spec[0] == "range":
-                assert [key for key, _ in found] == sorted(wanted)
+                assert [key for key, _ in rows] == sorted(expected)
             cold.close()
         writer.close()
     assert reading(spark).decodedLoads() == before

@@ -24,16 +24,16 @@ Start = Callable[[Any], Any]
 
 
 def with_its_tasks_property(counts: Any) -> Any:
-    """Add a column with what the tasks that commit the state were told."""
+    """Add a column with the local property of the tasks that commit the state."""
     from pyspark import TaskContext
     from pyspark.sql import functions as F
 
-    def told() -> str:
+    def task_property() -> str:
         task = TaskContext.get()
         assert task is not None
         return task.getLocalProperty(UNWANTED) or "nothing"
 
-    return counts.select("k", F.udf(lambda _: told(), "string")("k").alias("told"))
+    return counts.select("k", F.udf(lambda _: task_property(), "string")("k").alias("property"))
 
 
 def run(spark: Any, directory: Path, start: Start) -> None:
@@ -60,11 +60,11 @@ def run(spark: Any, directory: Path, start: Start) -> None:
 
 
 def test_tasks_of_a_foreach_batch_sink_report_their_commits(spark: Any, tmp_path: Path) -> None:
-    told: set[str] = set()
+    properties: set[str] = set()
     nested: set[str] = set()
 
     def collect(batch: Any, number: int) -> None:
-        told.update(row.told for row in batch.collect())
+        properties.update(row.property for row in batch.collect())
         # A query that another one starts gets its own answer.
         directory = tmp_path / f"nested-{number}"
         directory.mkdir()
@@ -73,11 +73,11 @@ def test_tasks_of_a_foreach_batch_sink_report_their_commits(spark: Any, tmp_path
             directory,
             lambda writer: writer.format("memory").queryName(f"nested_{number}").start(),
         )
-        nested.update(row.told for row in batch.sparkSession.table(f"nested_{number}").collect())
-        told.update(row.told for row in batch.collect())
+        nested.update(row.property for row in batch.sparkSession.table(f"nested_{number}").collect())
+        properties.update(row.property for row in batch.collect())
 
     run(spark, tmp_path, lambda writer: writer.foreachBatch(collect).start())
-    assert told == {"nothing"}
+    assert properties == {"nothing"}
     assert nested == {"true"}
 
 
@@ -85,4 +85,4 @@ def test_tasks_of_another_sink_do_not_report_their_commits(spark: Any, tmp_path:
     run(spark, tmp_path, lambda writer: writer.format("memory").queryName("reports").start())
     rows = spark.table("reports").collect()
     assert rows
-    assert {row.told for row in rows} == {"true"}
+    assert {row.property for row in rows} == {"true"}

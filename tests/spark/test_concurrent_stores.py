@@ -120,9 +120,9 @@ def test_readers_open_at_once_each_write_and_commit(instance: Open) -> None:
 def test_readers_open_at_once_have_the_rows_of_their_attempts(instance: Open, checkpoint_format: int) -> None:
     provider = instance()
     first = commit(provider, 0, None, (A, value(1))).checkpoint_id
-    other = commit(instance(), 1, first, (A, value(2))).checkpoint_id
-    mine = commit(provider, 1, first, (A, value(3))).checkpoint_id
-    readers = [provider.open_read(2, attempt) for attempt in (mine, mine, other)]
+    other_attempt = commit(instance(), 1, first, (A, value(2))).checkpoint_id
+    own_attempt = commit(provider, 1, first, (A, value(3))).checkpoint_id
+    readers = [provider.open_read(2, attempt) for attempt in (own_attempt, own_attempt, other_attempt)]
     assert [reader.get(A) for reader in readers] == [value(3), value(3), value(2)]
 
 
@@ -197,12 +197,12 @@ def test_attempt_that_is_made_again_has_the_rows_of_every_family(
         return store
 
     def content(provider: Provider, version: int, checkpoint_id: str | None) -> list[Any]:
-        read = provider.open_read(version, checkpoint_id)
+        store = provider.open_read(version, checkpoint_id)
         for family in (LISTS, MAPS, TIMES):
-            read.register(family)
-        rows = [read.scan("allValues", family="lists"), read.rows("maps"), read.rows("times")]
-        prefixes = [sorted(read.prefix_rows(f"p{number}", family="maps")) for number in range(3)]
-        read.release()
+            store.register(family)
+        rows = [store.scan("allValues", family="lists"), store.rows("maps"), store.rows("times")]
+        prefixes = [sorted(store.prefix_rows(f"p{number}", family="maps")) for number in range(3)]
+        store.release()
         return [sorted(rows[0], key=lambda row: row[0]), sorted(rows[1]), rows[2], prefixes]
 
     provider = open_instance()

@@ -85,17 +85,17 @@ class Converted:
     def run(self, *batches: int) -> None:
         """Run it on the next batches, and compare its output."""
         self.query.feed(*(self.input[batch] for batch in batches))
-        found = self.query.run()
-        assert found, "no batch has run"
+        output = self.query.run()
+        assert output, "no batch has run"
         name = f"{self.name}, batches {', '.join(map(str, batches))}"
-        self._recordings.compare(name, found, lambda: self._without_conversion(batches))
+        self._recordings.compare(name, output, lambda: self._without_conversion(batches))
 
     def _without_conversion(self, batches: Sequence[int]) -> Output:
         """Return the output of batches where the query is neither converted nor started again."""
         if not self._unconverted:
-            other = self._query("other", provider=ROCKSDB)
-            other.feed(*self.input)
-            self._unconverted = other.run()
+            query = self._query("other", provider=ROCKSDB)
+            query.feed(*self.input)
+            self._unconverted = query.run()
         return [output for output in self._unconverted if output[0] in batches]
 
     def convert(self, to: str, **options: Any) -> Any:
@@ -103,21 +103,21 @@ class Converted:
         before = self._state(options)
         files = snapshot(self.query.checkpoint)
         target = self.path / f"converted-{len(self.conversions)}"
-        done = spark_statestore.convert(
+        conversion = spark_statestore.convert(
             self.spark, str(self.query.checkpoint), str(target), to, stopped=True, **options
         )
         assert snapshot(self.query.checkpoint) == files, "the source has changed"
         operators = QueryCheckpoint(str(target)).operators()
-        assert {state.operator for state in done.states} == {operator.id for operator in operators}
-        self.go_on_from(target, done.provider)
-        self.query._confs[STATE_STORE + "checkpointFormatVersion"] = str(done.checkpoint_format)
-        assert self._state(options) == before or done.checkpoint_format > NEWEST_READABLE_FORMAT
+        assert {state.operator for state in conversion.states} == {operator.id for operator in operators}
+        self.go_on_from(target, conversion.provider)
+        self.query._confs[STATE_STORE + "checkpointFormatVersion"] = str(conversion.checkpoint_format)
+        assert self._state(options) == before or conversion.checkpoint_format > NEWEST_READABLE_FORMAT
         assert not (target / "_in-progress").exists()
         if is_since("4.1"):
             # Spark 4.0 may wait for its own maintenance there, for minutes.
             unload_all(self.spark)
-        self.conversions.append(done)
-        return done
+        self.conversions.append(conversion)
+        return conversion
 
     def go_on_from(self, target: Path, provider: str) -> None:
         """Let the query continue from another location, with its state in another store."""
@@ -125,10 +125,10 @@ class Converted:
         self.query._provider = self.query.session_provider = provider
 
     def _state(self, options: Mapping[str, Any]) -> Counter[str]:
-        found = state(self.query)
+        rows = state(self.query)
         if "partitions" in options:
-            return Counter(re.sub(r", partition_id=\d+", "", row) for row in found.elements())
-        return found
+            return Counter(re.sub(r", partition_id=\d+", "", row) for row in rows.elements())
+        return rows
 
 
 def state(query: Query) -> Counter[str]:
@@ -138,7 +138,7 @@ def state(query: Query) -> Counter[str]:
     (operator, *_) = QueryCheckpoint(str(query.checkpoint)).operators()
     if not operator.name.startswith("transformWithState"):
         return query.state()
-    found: Counter[str] = Counter()
+    rows: Counter[str] = Counter()
     with query._readable():
         for name, kind in variable_kinds(operator).items():
             reader = query.spark.read.format("statestore")
@@ -146,8 +146,8 @@ def state(query: Query) -> Counter[str]:
                 reader = reader.option("readRegisteredTimers", True)
             else:
                 reader = reader.option("stateVarName", name)
-            found.update(f"{name} {row!r}" for row in reader.load(str(query.checkpoint)).collect())
-    return found
+            rows.update(f"{name} {row!r}" for row in reader.load(str(query.checkpoint)).collect())
+    return rows
 
 
 def snapshot(directory: Path) -> dict[str, bytes]:
@@ -275,13 +275,13 @@ def test_generated_rows_are_equal_after_conversion(
     query.feed([{"n": number, "row": value} for number, value in enumerate(values)])
     query.run()
     here, back = there_and_back(spark, query.checkpoint, path)
-    found = spark_statestore.read_state(str(here))
+    table = spark_statestore.read_state(str(here))
     by_number = {
         key["n"]: value["last"]
-        for key, value in zip(*(found[c].to_pylist() for c in ("key", "value")), strict=True)
+        for key, value in zip(*(table[c].to_pylist() for c in ("key", "value")), strict=True)
     }
-    wanted = dict(enumerate(pa.array(values, row.arrow).to_pylist()))
-    assert repr(sorted(by_number.items())) == repr(sorted(wanted.items()))
+    expected = dict(enumerate(pa.array(values, row.arrow).to_pylist()))
+    assert repr(sorted(by_number.items())) == repr(sorted(expected.items()))
     states = [
         # `collect` gives maps whose keys are binary in any order; Arrow keeps the order of the row.
         Counter(map(repr, spark.read.format("statestore").load(str(at)).toArrow().to_pylist()))
@@ -329,7 +329,7 @@ def test_generated_rows_of_every_type_are_equal_after_conversion(
     query.feed([{"id": number, **row} for number, row in enumerate(rows)])
     query.run()
     here, back = there_and_back(typed, query.checkpoint, path)
-    operators = {one.name: one.id for one in QueryCheckpoint(str(here)).operators()}
+    operators = {entry.name: entry.id for entry in QueryCheckpoint(str(here)).operators()}
     for operator, store, row, names in (
         ("dedupe", "default", "key", KEYS),
         ("symmetricHashJoin", "left-keyWithIndexToValue", "value", list(TYPES)),
@@ -340,8 +340,8 @@ def test_generated_rows_of_every_type_are_equal_after_conversion(
             for at in (query.checkpoint, here, back)
         ]
         assert states[0] == states[1] == states[2]
-        found = spark_statestore.read_state(str(here), operators[operator], store)
-        decoded = [plain({name: one[row][name] for name in names}) for one in found.to_pylist()]
+        table = spark_statestore.read_state(str(here), operators[operator], store)
+        decoded = [plain({name: entry[row][name] for name in names}) for entry in table.to_pylist()]
         assert Counter(map(repr, decoded)) == states[0]
         assert states[0]
 

@@ -22,23 +22,23 @@ def test_commands_convert_query_and_back(spark: Any, tmp_path: Path) -> None:
     files = snapshot(query.query.checkpoint)
     settings = ["--stopped", "--master", "local[2]", "--conf", "spark.driver.memory=512m"]
     # A process has one Spark session.
-    ((planned, plan),), ((code, done),) = (
+    ((planned, plan),), ((code, report),) = (
         run_elsewhere([["convert", source, moved, *settings, *more]]) for more in (["--dry-run"], [])
     )
-    assert planned == code == 0, done
+    assert planned == code == 0, report
     assert plan["dry_run"]
     assert plan["states"] == []
-    assert (done["source_provider"], done["provider"], done["batch"]) == (ROCKSDB, OURS, 1)
-    (state,) = done["states"]
-    assert state["rows"] == done["rows"] > 0
+    assert (report["source_provider"], report["provider"], report["batch"]) == (ROCKSDB, OURS, 1)
+    (state,) = report["states"]
+    assert state["rows"] == report["rows"] > 0
     assert snapshot(query.query.checkpoint) == files
     query.go_on_from(Path(moved), OURS)
     query.run(2)
 
-    ((code, done),) = run_elsewhere(
+    ((code, report),) = run_elsewhere(
         [["convert", moved, back, "--to", "rocksdb", "--partitions", "3", *settings]]
     )
-    assert code == 0, done
-    assert done["partitions"] == {"0": 3}
+    assert code == 0, report
+    assert report["partitions"] == {"0": 3}
     query.go_on_from(Path(back), ROCKSDB)
     query.run(3)

@@ -40,13 +40,13 @@ PROVIDER = STATE_STORE + "providerClass"
 
 
 @pytest.fixture(scope="module")
-def written(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, int], Path]:
+def checkpoint_of(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, int], Path]:
     """Return a function that returns a checkpoint of a query with two committed batches."""
-    known: dict[tuple[str, str, int], Path] = {}
+    checkpoints: dict[tuple[str, str, int], Path] = {}
 
     def write(name: str, provider: str = ROCKSDB, checkpoint_format: int = 1) -> Path:
-        which = (name, provider, checkpoint_format)
-        if which not in known:
+        key = (name, provider, checkpoint_format)
+        if key not in checkpoints:
             case = CASES[name]
             query = Query(
                 spark,
@@ -60,16 +60,16 @@ def written(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
             )
             query.feed(*input_of(case.reads)[:2])
             query.run()
-            known[which] = query.checkpoint
-        return known[which]
+            checkpoints[key] = query.checkpoint
+        return checkpoints[key]
 
     return write
 
 
 @pytest.fixture
-def checkpoint(written: Callable[..., Path], tmp_path: Path) -> Path:
+def checkpoint(checkpoint_of: Callable[..., Path], tmp_path: Path) -> Path:
     """Return a copy of a checkpoint on RocksDB."""
-    return shutil.copytree(written("aggregation, update mode"), tmp_path / "checkpoint", symlinks=True)
+    return shutil.copytree(checkpoint_of("aggregation, update mode"), tmp_path / "checkpoint", symlinks=True)
 
 
 def edit(path: Path, change: Callable[[str], str]) -> None:
@@ -102,9 +102,9 @@ def test_convert_refuses_query_that_commits_meanwhile(
     compare = api._Run.compare
 
     def compare_late(*arguments: Any) -> Any:
-        found = compare(*arguments)
+        result = compare(*arguments)
         shutil.copy(checkpoint / "offsets" / "1", checkpoint / "offsets" / "2")
-        return found
+        return result
 
     monkeypatch.setattr(api._Run, "compare", compare_late)
     with pytest.raises(QueryRunningError, match="it has written offsets/2 during the conversion"):
@@ -163,7 +163,7 @@ def test_convert_refuses_state_that_it_cannot_read(
 
 
 @pytest.mark.parametrize(
-    ("asked", "error", "pattern"),
+    ("overrides", "error", "pattern"),
     [
         ({"source": "/nowhere"}, CheckpointNotFoundError, "no file 'metadata'"),
         ({"batch": 7}, CheckpointNotFoundError, "has no batch 7"),
@@ -174,11 +174,11 @@ def test_convert_refuses_missing_source_and_same_store(
     spark: Any,
     checkpoint: Path,
     tmp_path: Path,
-    asked: dict[str, Any],
+    overrides: dict[str, Any],
     error: type[StateStoreError],
     pattern: str,
 ) -> None:
-    arguments = {"source": str(checkpoint), "target": str(tmp_path / "target"), "stopped": True} | asked
+    arguments = {"source": str(checkpoint), "target": str(tmp_path / "target"), "stopped": True} | overrides
     with refused(error, pattern, checkpoint, tmp_path / "target"):
         spark_statestore.convert(spark, **arguments)
 
@@ -203,7 +203,7 @@ def test_convert_refuses_too_little_space(
 
 
 @pytest.mark.parametrize(
-    ("name", "checkpoint_format", "wanted", "pattern"),
+    ("name", "checkpoint_format", "target_format", "pattern"),
     [
         ("outer join, state format 3", 1, None, r"\(symmetricHashJoin\) keeps several column families"),
         ("aggregation, update mode", 2, None, "does not support state checkpoint format 2"),
@@ -212,17 +212,22 @@ def test_convert_refuses_too_little_space(
 )
 def test_convert_refuses_what_hdfs_cannot_hold(
     spark: Any,
-    written: Callable[..., Path],
+    checkpoint_of: Callable[..., Path],
     tmp_path: Path,
     name: str,
     checkpoint_format: int,
-    wanted: int | None,
+    target_format: int | None,
     pattern: str,
 ) -> None:
-    source = written(name, ROCKSDB, checkpoint_format)
+    source = checkpoint_of(name, ROCKSDB, checkpoint_format)
     with refused(ConversionError, pattern, source, tmp_path / "target"):
         spark_statestore.convert(
-            spark, str(source), str(tmp_path / "target"), "hdfs", stopped=True, checkpoint_format=wanted
+            spark,
+            str(source),
+            str(tmp_path / "target"),
+            "hdfs",
+            stopped=True,
+            checkpoint_format=target_format,
         )
 
 
@@ -243,24 +248,24 @@ def test_convert_raises_if_values_differ(spark: Any, tmp_path: Path, monkeypatch
     def counts(stream: Any) -> Any:
         return stream.groupBy("k").count()
 
-    def written(name: str, times: int) -> str:
+    def write_checkpoint(name: str, times: int) -> str:
         query = Query(spark, tmp_path / name, counts, "update", SCHEMAS["events"], provider=ROCKSDB)
         query.feed(rows, times * rows)
         query.run()
         return str(query.checkpoint)
 
     rows = input_of("events")[0]
-    other, target = tmp_path / "other", tmp_path / "target"
-    spark_statestore.convert(spark, written("twice", 2), str(other), stopped=True)
-    source = written("once", 1)
+    other_target, target = tmp_path / "other", tmp_path / "target"
+    spark_statestore.convert(spark, write_checkpoint("twice", 2), str(other_target), stopped=True)
+    source = write_checkpoint("once", 1)
     write = api._Run.write
 
     def write_other_state(run: Any) -> Any:
-        written = write(run)
+        result = write(run)
         # With the same keys, and values of the same size.
         shutil.rmtree(target / "state/0/0")
-        shutil.copytree(other / "state/0/0", target / "state/0/0")
-        return written
+        shutil.copytree(other_target / "state/0/0", target / "state/0/0")
+        return result
 
     monkeypatch.setattr(api._Run, "write", write_other_state)
     with pytest.raises(ConversionError, match="the source has"):
@@ -291,9 +296,9 @@ def is_complete(target: Path) -> bool:
 
 @pytest.mark.parametrize(("appearing", "partitions"), MOMENTS)
 def test_conversion_is_replaced_only_after_its_kill(
-    spark: Any, written: Callable[..., Path], tmp_path: Path, appearing: str, partitions: int | None
+    spark: Any, checkpoint_of: Callable[..., Path], tmp_path: Path, appearing: str, partitions: int | None
 ) -> None:
-    source = written("aggregation, update mode", ROCKSDB, 2)
+    source = checkpoint_of("aggregation, update mode", ROCKSDB, 2)
     before = snapshot(source)
     target = tmp_path / "target"
     arguments = {"source": str(source), "target": str(target), "partitions": partitions}
@@ -324,12 +329,12 @@ def test_conversion_is_replaced_only_after_its_kill(
 
 @pytest.mark.soak
 def test_conversion_that_is_killed_at_any_moment_runs_again(
-    spark: Any, written: Callable[..., Path], tmp_path: Path
+    spark: Any, checkpoint_of: Callable[..., Path], tmp_path: Path
 ) -> None:
     seed = time.time_ns()
     print(f"seed {seed}")
     chance = random.Random(seed)
-    source = written("outer join", ROCKSDB, 2)
+    source = checkpoint_of("outer join", ROCKSDB, 2)
     before = snapshot(source)
     interrupted = 0
     for number in range(2 * EFFORT):
@@ -349,10 +354,10 @@ def test_conversion_that_is_killed_at_any_moment_runs_again(
                 assert program.next("converted") > 0
             time.sleep(chance.uniform(0, 3))
             kill_group(program)
-        for target, asked in zip(targets, arguments, strict=True):
+        for target, options in zip(targets, arguments, strict=True):
             if target.exists() and not is_complete(target):
                 interrupted += 1
-                spark_statestore.convert(spark, **asked, stopped=True)
+                spark_statestore.convert(spark, **options, stopped=True)
             if target.exists():
                 assert_converted(spark, source, target, {"joinSide": "left"}, {"joinSide": "right"})
         assert snapshot(source) == before
@@ -365,7 +370,7 @@ def assert_converted(spark: Any, source: Path, target: Path, *options: dict[str,
     assert not (target / "_conversion").exists()
     checked = spark_statestore.verify(str(target))
     assert checked.ok, checked
-    for which in options or ({},):
+    for store_options in options or ({},):
         if NEWEST_READABLE_FORMAT < 2:
             # The data source cannot read either; the conversion has compared them.
             continue
@@ -373,7 +378,7 @@ def assert_converted(spark: Any, source: Path, target: Path, *options: dict[str,
             here, there = (
                 Counter(map(repr, reader.load(str(at)).select("key", "value").collect()))
                 for at in (source, target)
-                for reader in [spark.read.format("statestore").options(**which)]
+                for reader in [spark.read.format("statestore").options(**store_options)]
             )
         assert here == there
         assert here

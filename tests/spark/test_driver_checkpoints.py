@@ -34,30 +34,38 @@ class Checkpoints:
         self._checkpoints = self._driver.DriverCheckpoints()
 
     def put(
-        self, version: int, of: str | None, attempt_id: str, parent: str | None, base: int, data: bytes
+        self,
+        version: int,
+        checkpoint_id: str | None,
+        attempt_id: str,
+        parent: str | None,
+        base: int,
+        data: bytes,
     ) -> bool:
         option = self._jvm.scala.Option.apply
         version_of = self._driver.DriverVersion(
-            version, option(of), attempt_id, option(parent), base, bytearray(data)
+            version, option(checkpoint_id), attempt_id, option(parent), base, bytearray(data)
         )
         return bool(self._checkpoints.put(STORE, version_of))
 
-    def chain(self, version: int, of: str | None) -> dict[str, bytes]:
+    def chain(self, version: int, checkpoint_id: str | None) -> dict[str, bytes]:
         """Return the objects of a version, by path, as sent to executors."""
-        found = self._checkpoints.chain(STORE, version, self._jvm.scala.Option.apply(of))
-        names = self._driver.DriverChain.fromAnswer(found.toAnswer()).names()
-        taken = [names.apply(i) for i in range(names.size())]
-        return {name.path(): bytes(self._checkpoints.fetch(STORE, name).get()) for name in taken}
+        driver_chain = self._checkpoints.chain(STORE, version, self._jvm.scala.Option.apply(checkpoint_id))
+        names = self._driver.DriverChain.fromAnswer(driver_chain.toAnswer()).names()
+        entries = [names.apply(i) for i in range(names.size())]
+        return {name.path(): bytes(self._checkpoints.fetch(STORE, name).get()) for name in entries}
 
     def range(self) -> tuple[int, int] | None:
-        found = self._checkpoints.chain(STORE, -1, self._jvm.scala.Option.apply(None)).range()
-        return (found.get()._1(), found.get()._2()) if found.isDefined() else None
+        versions = self._checkpoints.chain(STORE, -1, self._jvm.scala.Option.apply(None)).range()
+        return (versions.get()._1(), versions.get()._2()) if versions.isDefined() else None
 
     def discard_before(
-        self, newest: int, of: str | None, attempt_id: str, horizon: int, most: int = 0
+        self, newest: int, checkpoint_id: str | None, attempt_id: str, horizon: int, most: int = 0
     ) -> int:
         option = self._jvm.scala.Option.apply
-        return int(self._checkpoints.discardBefore(STORE, newest, option(of), attempt_id, horizon, most))
+        return int(
+            self._checkpoints.discardBefore(STORE, newest, option(checkpoint_id), attempt_id, horizon, most)
+        )
 
     @property
     def bytes(self) -> int:
@@ -146,8 +154,8 @@ class CheckpointsMachine(RuleBasedStateMachine):
         self.commit(0, None, full=True)
 
     def is_whole(self, attempt_id: Attempt) -> bool:
-        kept = {a.name for a in self.attempts}
-        return all(needed.name in kept for needed in attempt_id.needed)
+        names = {a.name for a in self.attempts}
+        return all(needed.name in names for needed in attempt_id.needed)
 
     def commit(self, after: int, parent: Attempt | None, *, full: bool) -> None:
         self.begun += 1
@@ -155,17 +163,17 @@ class CheckpointsMachine(RuleBasedStateMachine):
         version = after + 1
         data = f"{name} at {version}".encode()
         base = version if full or parent is None else parent.base
-        made = Attempt(
+        attempt = Attempt(
             version, name if self.with_ids else None, name, None if base == version else parent, base, data
         )
-        wanted = made.parent.name if made.parent else None
-        stored = self.checkpoints.put(version, made.id, name, wanted, base, data)
-        assert stored == (made.parent is None or self.is_whole(made.parent))
+        parent_name = attempt.parent.name if attempt.parent else None
+        stored = self.checkpoints.put(version, attempt.id, name, parent_name, base, data)
+        assert stored == (attempt.parent is None or self.is_whole(attempt.parent))
         if not stored:
             return
-        self.attempts.append(made)
-        self.current[version, made.id] = made
-        self.committed = [*self.committed[:after], made]
+        self.attempts.append(attempt)
+        self.current[version, attempt.id] = attempt
+        self.committed = [*self.committed[:after], attempt]
 
     @rule(data=st.data(), full=st.sampled_from([False, False, False, True]))
     def next_version(self, data: st.DataObject, full: bool) -> None:

@@ -111,17 +111,17 @@ def test_query_is_exact_after_its_driver_was_killed(
 ) -> None:
     checkpoint = backend.files / "checkpoint"
     options = {"python": backend.python, "commit": "batch"} if handed_over else {}
-    asked: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "checkpoint": str(checkpoint),
         "configure": {"driver_python": backend.python} | options,
     }
     backend.strike(kind, at)
-    with Program("count", **asked, batch=5) as program:
+    with Program("count", **arguments, batch=5) as program:
         program.process.wait(120)
         # The backend of an orphan ends its call, and then itself.
         assert wait_until(lambda: not _backends(backend), 30)
     assert backend.stop(), "there were fewer calls"
-    with Program("count", **asked, batch=newest(checkpoint) + 2) as program:
+    with Program("count", **arguments, batch=newest(checkpoint) + 2) as program:
         program.next("running")
         program.next("result")
         program.next("stopped")

@@ -129,9 +129,11 @@ class Generator:
                 srid = np.full(count, 4326, "<i4")
                 wkb = self._texts(count, null, 0, 256)
                 prefix = pa.Array.from_buffers(pa.binary(4), count, [None, pa.py_buffer(srid)])
-                ours = pa.StructArray.from_arrays([pa.array(srid), wkb], ["srid", "wkb"], mask=pa.array(null))
+                array = pa.StructArray.from_arrays(
+                    [pa.array(srid), wkb], ["srid", "wkb"], mask=pa.array(null)
+                )
                 joined = pc.binary_join_element_wise(prefix.cast(pa.binary()), wkb, b"")
-                return Values(ours, joined)
+                return Values(array, joined)
             case "variant":
                 parts = [self._texts(count, np.zeros(count, bool), 0, 256) for _ in range(2)]
                 return same(pa.StructArray.from_arrays(parts, ["value", "metadata"], mask=pa.array(null)))
@@ -187,8 +189,8 @@ class Generator:
         if node == "interval":
             values["days"] = self._bits("<i4", count)
             values["nanos"] = self._random.integers(-(2**53), 2**53, count) * 1000
-        ours = self._masked(pa.month_day_nano_interval(), values, null)
-        return Values(ours, ours if node == "interval" else pa.array(values["months"], mask=null))
+        array = self._masked(pa.month_day_nano_interval(), values, null)
+        return Values(array, array if node == "interval" else pa.array(values["months"], mask=null))
 
     def _nested(self, node: Any, count: int, null: np.ndarray) -> Values:
         mask = pa.array(null)
@@ -255,9 +257,11 @@ def test_encode_rows_equals_sparks_projection(spark: Any, tmp_path: Path, case: 
     names = [field["name"] for field in node["fields"]]
     schema = json.dumps(node)
     columns = [generator.field(kind, count) for kind in CASES[case]]
-    ours, sparks = (pa.RecordBatch.from_arrays(list(part), names) for part in zip(*columns, strict=True))
-    encoded = encode_rows(ours, schema)
-    expected = projected(spark, tmp_path, sparks, schema)
+    batch, spark_batch = (
+        pa.RecordBatch.from_arrays(list(part), names) for part in zip(*columns, strict=True)
+    )
+    encoded = encode_rows(batch, schema)
+    expected = projected(spark, tmp_path, spark_batch, schema)
     if not encoded.equals(expected):
         row = next(row for row in range(count) if encoded[row] != expected[row])
         assert (row, encoded[row].as_py().hex(" ", 8)) == (row, expected[row].as_py().hex(" ", 8))

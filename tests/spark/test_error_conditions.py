@@ -47,14 +47,14 @@ def provider_class(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def opened(spark: Any, tmp_path: Path, provider_class: str) -> Iterator[Open]:
     """Return a function that opens instances of one store of either provider."""
-    made: list[Provider] = []
+    providers: list[Provider] = []
 
     def open_instance(**confs: str) -> Provider:
-        made.append(Provider(spark, f"file:{tmp_path}", provider=provider_class, **confs))
-        return made[-1]
+        providers.append(Provider(spark, f"file:{tmp_path}", provider=provider_class, **confs))
+        return providers[-1]
 
     yield open_instance
-    for provider in made:
+    for provider in providers:
         provider.end_stores()
         provider.close()
 
@@ -76,18 +76,18 @@ def test_use_of_an_ended_store_is_an_invalid_stamp(store: Store, ending: str, us
 @pytest.mark.parametrize("use", ["get", "rows"])
 def test_use_of_a_released_read_store_is_an_invalid_stamp(store: Store, opened: Open, use: str) -> None:
     store.commit()
-    read = opened().open_read(1)
-    read.release()
-    assert present(read.refusal(use, *USES[use])).kind == INVALID_STAMP
+    read_store = opened().open_read(1)
+    read_store.release()
+    assert present(read_store.refusal(use, *USES[use])).kind == INVALID_STAMP
 
 
 def test_operations_out_of_order_have_sparks_condition(store: Store) -> None:
-    found = {"checkpoint id before commit": condition(lambda: store.checkpoint_id)}
-    found["metrics before commit"] = condition(lambda: store.metrics)
+    conditions = {"checkpoint id before commit": condition(lambda: store.checkpoint_id)}
+    conditions["metrics before commit"] = condition(lambda: store.metrics)
     store.commit()
-    found["abort after commit"] = condition(store.abort)
-    found["commit after commit"] = condition(store.commit)
-    assert found == dict.fromkeys(found, OUT_OF_ORDER)
+    conditions["abort after commit"] = condition(store.abort)
+    conditions["commit after commit"] = condition(store.commit)
+    assert conditions == dict.fromkeys(conditions, OUT_OF_ORDER)
 
 
 def test_ended_store_error_has_the_stamps_and_the_cause(spark: Any, tmp_path: Path) -> None:

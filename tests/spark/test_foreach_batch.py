@@ -22,9 +22,9 @@ QUERIES = {
 def run(*arguments: str, timeout: float) -> None:
     """Run `tests.spark.programs.foreach_batch`, whose exit code tells whether all was right."""
     command = [sys.executable, "-m", "tests.spark.programs.foreach_batch", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=timeout)
-    print(done.stdout)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-2000:]}"
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=timeout)
+    print(result.stdout)
+    assert result.returncode == 0, f"{result.stdout}\n{result.stderr[-2000:]}"
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,9 @@ def test_attempt_that_spark_did_not_accept_is_not_published(driver: Driver) -> N
     driver.check()
     merged = QueryCheckpoint(str(driver.directory)).merged_files()
     ((_, paths),) = merged.physical_files()
-    assert sorted(path.rpartition("_m")[0][-17:-1] for path in paths) == sorted(one.id for one in accepted)
+    assert sorted(path.rpartition("_m")[0][-17:-1] for path in paths) == sorted(
+        commit.id for commit in accepted
+    )
     assert not any(dead.id in path for path in paths)
 
 

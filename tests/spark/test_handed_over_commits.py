@@ -30,9 +30,9 @@ FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 def start(spark: Any, checkpoint: Path, slow: SlowStorage, commit: str, **options: str) -> Any:
     """Start the query with its state on the storage, and Spark's own files on local files."""
     session = spark.newSession()
-    asked = {"commit": commit, "python": slow.interpreter(), "checkpointsDir": slow.url} | options
+    settings = {"commit": commit, "python": slow.interpreter(), "checkpointsDir": slow.url} | options
     return session, start_counting(
-        session, checkpoint, confs={OPTION_PREFIX + key: value for key, value in asked.items()}
+        session, checkpoint, confs={OPTION_PREFIX + key: value for key, value in settings.items()}
     )
 
 
@@ -45,9 +45,9 @@ def test_driver_waits_for_what_tasks_handed_over(
     slow.calls(delay=2)
     batch = query.lastProgress.batchId + 2
     wait_for_batch(query, batch)
-    taken = query.lastProgress.durationMs
+    durations = query.lastProgress.durationMs
     slow.calls()
-    waited = {"task": taken["addBatch"], "batch": taken["commitOffsets"]}
+    waited = {"task": durations["addBatch"], "batch": durations["commitOffsets"]}
     # A commit that was handed over is on its way while its task ends.
     assert waited[commit] > 1800
     assert waited["batch" if commit == "task" else "task"] < 1800
@@ -140,16 +140,16 @@ def test_small_commits_are_sent_together(spark: Any, slow: SlowStorage, tmp_path
     partitions, batches = 128, 3
     session = spark.newSession()
     session.conf.set("spark.sql.shuffle.partitions", str(partitions))
-    asked = {"commit": "batch", "python": slow.interpreter(), "checkpointsDir": slow.url}
-    confs = {OPTION_PREFIX + key: value for key, value in asked.items()}
+    settings = {"commit": "batch", "python": slow.interpreter(), "checkpointsDir": slow.url}
+    confs = {OPTION_PREFIX + key: value for key, value in settings.items()}
     query = start_counting(session, tmp_path / "checkpoint", confs=confs)
     wait_for_batch(query, 2)
     harness = spark._jvm.org.apache.spark.sql.statestore.ProviderHarness
     first, before = query.lastProgress.batchId, harness.backendRoundTrips(slow.interpreter())
     wait_for_batch(query, first + batches)
     # Another batch may be under way.
-    taken = harness.backendRoundTrips(slow.interpreter()) - before
-    assert taken / (query.lastProgress.batchId + 1 - first) < partitions / 6
+    round_trips = harness.backendRoundTrips(slow.interpreter()) - before
+    assert round_trips / (query.lastProgress.batchId + 1 - first) < partitions / 6
     finish(session, query, query.lastProgress.batchId + 1)
 
 

@@ -64,8 +64,8 @@ def counting(spark: Any, slow: SlowStorage, commit: str, seconds: int = LIMIT) -
     return session
 
 
-def rows_of(made: Provider, version: int) -> dict[Any, Any]:
-    store = made.open_read(version)
+def rows_of(instance: Provider, version: int) -> dict[Any, Any]:
+    store = instance.open_read(version)
     rows = dict(store.rows())
     store.release()
     return rows
@@ -74,9 +74,9 @@ def rows_of(made: Provider, version: int) -> dict[Any, Any]:
 def test_commit_on_hanging_storage_fails_in_time_and_a_retry_succeeds(
     spark: Any, slow: SlowStorage, tmp_path: Path
 ) -> None:
-    made = provider(spark, slow, tmp_path)
+    instance = provider(spark, slow, tmp_path)
     with slow.hanging("write", "chk-1/_metadata"):
-        store = made.open(0)
+        store = instance.open(0)
         store.put(("a", 1), (1, "hung"))
         started = time.monotonic()
         refused = store.refusal("commit")
@@ -85,30 +85,30 @@ def test_commit_on_hanging_storage_fails_in_time_and_a_retry_succeeds(
         for part in ("version 1", "operator 0, partition 0", f"within {LIMIT} s", "storageTimeoutSeconds"):
             assert part in refused.message
         store.abort()
-        again = made.open(0)
+        again = instance.open(0)
         again.put(("a", 1), (2, "made"))
         assert again.commit() == 1
-    other = provider(spark, slow, tmp_path)
+    second_instance = provider(spark, slow, tmp_path)
     # The hanging call has continued by now, and found another attempt's version.
     time.sleep(0.5)
-    assert rows_of(other, 1) == {("a", 1): (2, "made")}
-    last = made.open(1)
+    assert rows_of(second_instance, 1) == {("a", 1): (2, "made")}
+    last = instance.open(1)
     last.put(("b", 1), (3, "more"))
     assert last.commit() == 2
     assert rows_of(provider(spark, slow, tmp_path), 2) == {("a", 1): (2, "made"), ("b", 1): (3, "more")}
 
 
 def test_metrics_count_storage_retries(spark: Any, slow: SlowStorage, tmp_path: Path) -> None:
-    made = provider(spark, slow, tmp_path)
+    instance = provider(spark, slow, tmp_path)
     for version, times in enumerate((0, 3, 0, 1)):
         slow.reset("write", f"chk-{version + 1}/_metadata", times)
-        store = made.open(version)
+        store = instance.open(version)
         store.put(("a", version), (1, "x"))
         assert store.commit() == version + 1
         assert store.metrics["storageRetries"] == times
     slow.reset("read", "_metadata", 2)
-    other = provider(spark, slow, tmp_path)
-    store = other.open(4)
+    second_instance = provider(spark, slow, tmp_path)
+    store = second_instance.open(4)
     assert len(store.rows()) == 4
     store.commit()
     assert store.metrics["storageRetries"] == 2
@@ -118,8 +118,8 @@ def test_metrics_count_storage_retries(spark: Any, slow: SlowStorage, tmp_path: 
 def test_watchdog_replaces_a_stopped_backend(
     spark: Any, slow: SlowStorage, tmp_path: Path, has_state: bool
 ) -> None:
-    made = provider(spark, slow, tmp_path)
-    store = made.open(0)
+    instance = provider(spark, slow, tmp_path)
+    store = instance.open(0)
     store.put(("a", 1), (1, "x"))
     store.commit()
     assert store.metrics["backendRestarts"] == 0
@@ -129,8 +129,8 @@ def test_watchdog_replaces_a_stopped_backend(
     assert wait_until(lambda: psutil.Process(stopped).status() == psutil.STATUS_STOPPED, 10)
     started = time.monotonic()
     if not has_state:
-        made = provider(spark, slow, tmp_path)
-    store = made.open(1)
+        instance = provider(spark, slow, tmp_path)
+    store = instance.open(1)
     store.put(("b", 2), (2, "y"))
     assert store.commit() == 2
     # The request timeout, and a handshake without an answer.
@@ -144,8 +144,8 @@ def test_watchdog_replaces_a_stopped_backend(
 def test_watchdog_covers_the_first_request_to_a_backend(
     spark: Any, slow: SlowStorage, tmp_path: Path
 ) -> None:
-    made = provider(spark, slow, tmp_path)
-    store = made.open(0)
+    instance = provider(spark, slow, tmp_path)
+    store = instance.open(0)
     store.put(("a", 1), (1, "x"))
     # It is started ahead of the first request.
     assert wait_until(lambda: backend_pid(spark, slow.interpreter()) > 0, 30)
@@ -167,10 +167,10 @@ def test_run_that_other_executors_may_discard_is_not_used(
     spark: Any, slow: SlowStorage, tmp_path: Path
 ) -> None:
     confs = {"minDeltasForSnapshot": "2", "spark.sql.streaming.minBatchesToRetain": "1"}
-    made = provider(spark, slow, tmp_path, seconds=100, backend__compression="none", **confs)
+    instance = provider(spark, slow, tmp_path, seconds=100, backend__compression="none", **confs)
 
     def commit(version: int, rows: dict[Any, Any]) -> int:
-        store = made.open(version)
+        store = instance.open(version)
         for key, row in rows.items():
             store.put(key, row)
         assert store.commit() == version + 1
@@ -180,7 +180,7 @@ def test_run_that_other_executors_may_discard_is_not_used(
     for version in range(1, 5):
         commit(version, {("a", 1): (version, "x")})
     with slow.hanging("write", "/shared/") as hang:
-        uploading = threading.Thread(target=made.snapshot)
+        uploading = threading.Thread(target=instance.snapshot)
         uploading.start()
         hang.wait()
         # An executor that retains one version before the newest discards what is older than version 8.
@@ -189,7 +189,7 @@ def test_run_that_other_executors_may_discard_is_not_used(
         hang.release()
         uploading.join(60)
     assert commit(9, {("a", 1): (9, "x")}) == 10
-    made.snapshot()
+    instance.snapshot()
     assert commit(10, {("a", 1): (10, "x")}) == 3
 
 
@@ -235,8 +235,8 @@ def test_query_without_retries_reports_hanging_storage_and_restarts(
 def test_tasks_of_a_stopped_backend_share_its_replacement(
     spark: Any, slow: SlowStorage, tmp_path: Path
 ) -> None:
-    made = [provider(spark, slow, tmp_path, partition) for partition in range(8)]
-    stores = [one.open(0) for one in made]
+    instances = [provider(spark, slow, tmp_path, partition) for partition in range(8)]
+    stores = [instance.open(0) for instance in instances]
     for number, store in enumerate(stores):
         store.put(("a", number), (number, "x"))
     stores[0].commit()

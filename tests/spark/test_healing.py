@@ -77,8 +77,8 @@ def test_query_goes_on_after_damage_of_its_newest_base(
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
-    found = verify(str(query.checkpoint), checkpoints_dir=elsewhere)
-    assert (found.ok, [problem.covered for problem in found.problems]) == (True, [True])
+    report = verify(str(query.checkpoint), checkpoints_dir=elsewhere)
+    assert (report.ok, [problem.covered for problem in report.problems]) == (True, [True])
     query.feed(batch(BATCHES))
     out = query.run()
     expected = Counter(row["word"] for number in range(BATCHES + 1) for row in batch(number))
@@ -109,17 +109,17 @@ def test_damage_is_repaired_from_memory_while_the_query_runs(spark: Any, tmp_pat
         "backend__scrubIntervalSeconds": "1",
     }
     provider = Provider(spark, f"file:{tmp_path}", **confs)
-    wanted = {("fill", number): (number, "x" * 2_000) for number in range(50)}
+    expected = {("fill", number): (number, "x" * 2_000) for number in range(50)}
 
     def run(version: int, rows: dict[Row, Row]) -> dict[str, int]:
         store = provider.open(version)
         for key, value in rows.items():
             store.put(key, value)
         assert store.commit() == version + 1
-        wanted.update(rows)
+        expected.update(rows)
         return store.metrics
 
-    run(0, dict(wanted))
+    run(0, dict(expected))
     for version in range(1, 4):
         run(version, {("a", version): (version, "s")})
     # No other stream has these changes.
@@ -134,4 +134,4 @@ def test_damage_is_repaired_from_memory_while_the_query_runs(spark: Any, tmp_pat
     assert (metrics["streamsRepaired"], metrics["checkpointFullSnapshots"]) == (1, 1)
     provider.close()
     cold = Provider(spark, f"file:{tmp_path}", **confs).open_read(version + 1)
-    assert dict(cold.rows()) == wanted
+    assert dict(cold.rows()) == expected

@@ -32,7 +32,7 @@ class Watch:
 def test_heap_watch_warns_once_for_each_share(spark: Any) -> None:
     watch = Watch(spark, 400)
     used = [790, *[850] * 5, 790, *[850] * 6]
-    assert [watch.collected(one) is not None for one in used] == [False] * 12 + [True]
+    assert [watch.collected(usage) is not None for usage in used] == [False] * 12 + [True]
     assert [watch.collected(880) for _ in range(9)] == [None] * 9
     assert [watch.collected(930) is not None for _ in range(9)] == [False] * 5 + [True] + [False] * 3
     # The heap is empty again.

@@ -77,20 +77,20 @@ def history(events: Path, classes: list[str], settings: tuple[str, ...] = ()) ->
         stderr=subprocess.DEVNULL,
     )
     address = f"http://127.0.0.1:{port}"
-    found: list[dict[str, Any]] = []
+    applications: list[dict[str, Any]] = []
 
     def listed() -> bool:
         assert server.poll() is None
         try:
-            found[:] = json.loads(get(f"{address}/api/v1/applications?status=completed"))
+            applications[:] = json.loads(get(f"{address}/api/v1/applications?status=completed"))
         except (urllib.error.URLError, json.JSONDecodeError):
             # The server answers with its first page until its API is attached.
             return False
-        return bool(found)
+        return bool(applications)
 
     try:
         assert wait_until(listed, 60)
-        yield f"{address}/history/{found[0]['id']}"
+        yield f"{address}/history/{applications[0]['id']}"
     finally:
         server.kill()
         server.wait()

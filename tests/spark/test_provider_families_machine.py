@@ -159,7 +159,7 @@ class FamiliesMachine(VersionsMachine):
         self.uncounted = False
 
     def number_of_keys(self) -> int | None:
-        if self.uncounted and not self.ours:
+        if self.uncounted and not self.is_statestore:
             return None
         return sum(len(model.lists) for model in self.content.values() if not model.family.internal)
 
@@ -195,7 +195,7 @@ class FamiliesMachine(VersionsMachine):
             family = self.content[name].family
         else:
             family = data.draw(families(name))
-            if not self.ours:
+            if not self.is_statestore:
                 family = self.declared.setdefault(name, family)
             self.content |= families_of(family)
         self.store.create(family)

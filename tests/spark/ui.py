@@ -34,10 +34,10 @@ class Observed:
         self.progress: list[dict[str, Any]] = counted["progress"]
         """The progress of each batch with input."""
 
-    def order(self, what: str) -> None:
+    def order(self, command: str) -> None:
         """Have the query fail or stop."""
         assert self.program.process.stdin is not None
-        self.program.process.stdin.write(f"{what}\n")
+        self.program.process.stdin.write(f"{command}\n")
         self.program.process.stdin.flush()
         self.program.next("ended")
 
@@ -55,13 +55,13 @@ class Observed:
 
     def metrics(self) -> dict[str, int]:
         """Return the plugin's metrics by their names behind `PREFIX`; every line must be in the format."""
-        found = {}
+        values = {}
         for line in self.get("/metrics/prometheus/").splitlines():
             match = re.fullmatch(r'([a-zA-Z_:][a-zA-Z0-9_:]*)\{type="(\w+)"\} (\S+)', line)
             assert match, line
             if PREFIX in match[1]:
-                found[match[1].partition(PREFIX)[2]] = int(match[3])
-        return found
+                values[match[1].partition(PREFIX)[2]] = int(match[3])
+        return values
 
 
 @contextmanager

@@ -59,7 +59,7 @@ class VersionsMachine(RuleBasedStateMachine):
     # Opening
 
     @property
-    def ours(self) -> bool:
+    def is_statestore(self) -> bool:
         return self.provider_class == spark_statestore.PROVIDER_CLASS
 
     @property
@@ -97,7 +97,7 @@ class VersionsMachine(RuleBasedStateMachine):
 
     def pick(self, data: st.DataObject) -> int:
         newest = max(self.committed)
-        if not self.ours and self.checkpoint_format == 1:
+        if not self.is_statestore and self.checkpoint_format == 1:
             # RocksDB may write a snapshot of an abandoned version for its successor.
             return newest
         lowest = max(0, self.highest - RETAINED)
@@ -118,12 +118,12 @@ class VersionsMachine(RuleBasedStateMachine):
         elif how == "force":
             self.begin(self.provider.open_forced(version, checkpoint_id), version)
         else:
-            read = self.provider.open_read(version, checkpoint_id)
-            self.check_all(read, self.committed[version], writing=False)
-            self.begin(self.provider.upgrade(read, version, checkpoint_id), version)
+            read_store = self.provider.open_read(version, checkpoint_id)
+            self.check_all(read_store, self.committed[version], writing=False)
+            self.begin(self.provider.upgrade(read_store, version, checkpoint_id), version)
             # RocksDB converts one into the other, so that both would end.
-            if self.ours:
-                read.release()
+            if self.is_statestore:
+                read_store.release()
 
     @precondition(lambda self: self.store is None)
     @rule(data=st.data())
@@ -131,9 +131,9 @@ class VersionsMachine(RuleBasedStateMachine):
         self.read_version(self.provider, self.pick(data))
 
     def read_version(self, provider: Provider, version: int) -> None:
-        read = provider.open_read(version, self.ids[version])
-        self.check_all(read, self.committed[version], writing=False)
-        read.release()
+        read_store = provider.open_read(version, self.ids[version])
+        self.check_all(read_store, self.committed[version], writing=False)
+        read_store.release()
 
     # Ending
 
@@ -167,16 +167,16 @@ class VersionsMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.committed) > 1)
     @rule(copies=st.booleans())
     def move_to_another_instance(self, copies: bool) -> None:
-        if self.ours:
+        if self.is_statestore:
             # The task that held the store, if any, has disappeared.
             self.store = None
         elif self.store is not None:
             self.abort()
-        if len(self.providers) > (2 if self.ours else 0):
+        if len(self.providers) > (2 if self.is_statestore else 0):
             self.providers.pop(0).close()
-        self.new_provider(copies and self.ours)
+        self.new_provider(copies and self.is_statestore)
 
-    @precondition(lambda self: self.ours and len(self.providers) > 1)
+    @precondition(lambda self: self.is_statestore and len(self.providers) > 1)
     @rule()
     def return_to_an_earlier_instance(self) -> None:
         # It may have an earlier version in memory, or an attempt that does not count.
@@ -201,7 +201,7 @@ class VersionsMachine(RuleBasedStateMachine):
                         self.read_version(fresh, version)
         finally:
             for provider in self.providers:
-                if not self.ours:
+                if not self.is_statestore:
                     provider.end_stores()
                 provider.close()
             shutil.rmtree(self.location, ignore_errors=True)

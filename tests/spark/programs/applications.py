@@ -14,11 +14,11 @@ from spark_statestore.options import OPTION_PREFIX
 from tests.spark.counting import backends_of, jvm_of, report
 from tests.support.sessions import local_builder
 
-asked = json.loads(sys.argv[1])
-directory = asked["directory"]
+arguments = json.loads(sys.argv[1])
+directory = arguments["directory"]
 URLS = {
     "local": f"{directory}/checkpoint",
-    "s3": f"s3://{asked['bucket']}/checkpoint",
+    "s3": f"s3://{arguments['bucket']}/checkpoint",
     "memory": "memory://apps/checkpoint",
 }
 
@@ -30,16 +30,16 @@ def state_of(spark, url):
 
 def run(spark, url):
     counts = spark.readStream.schema("k long").parquet(f"{directory}/input").groupBy("k").count()
-    found: list[list[int]] = []
+    rows: list[list[int]] = []
     query = (
         counts.writeStream.outputMode("complete")
-        .foreachBatch(lambda batch, _: found.extend(sorted(map(list, batch.collect()))))
+        .foreachBatch(lambda batch, _: rows.extend(sorted(map(list, batch.collect()))))
         .option("checkpointLocation", url)
         .trigger(availableNow=True)
         .start()
     )
     query.awaitTermination()
-    return found
+    return rows
 
 
 for application in "first", "second":

@@ -17,8 +17,8 @@ STORAGE = OPTION_PREFIX + "storage"
 
 
 def main():
-    asked = json.loads(sys.argv[1])
-    checkpoint = asked["checkpoint"]
+    arguments = json.loads(sys.argv[1])
+    checkpoint = arguments["checkpoint"]
     spark = spark_statestore.configure(cluster_builder()).config("spark.plugins", "").getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     session = spark.newSession()
@@ -31,7 +31,7 @@ def main():
     report_failure(lambda: start_late(spark.newSession(), f"{checkpoint}-late"))
     elsewhere = {OPTION_PREFIX + "checkpointsDir": "nowhere://bucket/x"}
     report_failure(lambda: start_counting(spark.newSession(), f"{checkpoint}-nowhere", confs=elsewhere))
-    run_to(spark.newSession(), checkpoint, 3, python=asked["python"])
+    run_to(spark.newSession(), checkpoint, 3, python=arguments["python"])
     report("counted")
     spark.stop()
     sys.stdin.readline()

@@ -45,13 +45,13 @@ def use_operator_state(location):
 
 
 def main():
-    asked = json.loads(sys.argv[1])
-    os.chdir(asked.get("directory", "."))
+    arguments = json.loads(sys.argv[1])
+    os.chdir(arguments.get("directory", "."))
     builder = local_builder("count", memory="512m")
-    for key, value in asked.get("confs", {}).items():
+    for key, value in arguments.get("confs", {}).items():
         builder.config(key, value)
-    if not asked.get("plain"):
-        spark_statestore.configure(builder, **asked.get("configure", {}))
+    if not arguments.get("plain"):
+        spark_statestore.configure(builder, **arguments.get("configure", {}))
     try:
         spark = builder.getOrCreate()
     except Exception as error:  # noqa: BLE001 - whatever it is, the test wants to know
@@ -59,7 +59,7 @@ def main():
         sys.stdin.readline()
         return
     spark.sparkContext.setLogLevel("ERROR")
-    query = start_counting(spark, asked["checkpoint"])
+    query = start_counting(spark, arguments["checkpoint"])
     try:
         wait_for_batch(query, 1)
         backends = backends_of(jvm_of(spark))
@@ -74,12 +74,12 @@ def main():
                 "paths": [p.environ().get("PYTHONPATH", "") for p in backends],
             },
         )
-        if asked.get("task"):
-            tasks = spark.sparkContext.parallelize([asked["task"]], 1).map(use_operator_state)
+        if arguments.get("task"):
+            tasks = spark.sparkContext.parallelize([arguments["task"]], 1).map(use_operator_state)
             report("task", tasks.collect()[0])
-        if asked.get("hold"):
+        if arguments.get("hold"):
             sys.stdin.readline()
-        finish(spark, query, max(asked.get("batch", 0), query.lastProgress.batchId))
+        finish(spark, query, max(arguments.get("batch", 0), query.lastProgress.batchId))
         report("result", query.lastProgress.batchId)
     except Exception as error:  # noqa: BLE001 - whatever it is, the test wants to know
         report("failed", failure_of(query) or str(error))

@@ -59,7 +59,7 @@ class Life:
     keys: int
     reads: tuple[str, ...]
     batches: int = 0
-    read: int = 0
+    read_count: int = 0
     wrong: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     beside: list[threading.Thread] = field(default_factory=list)
@@ -73,21 +73,21 @@ class Life:
     def read_state(self, session, number):
         """Compare the state after a batch, as Spark's data source reads it, with what the input makes it."""
         reader = session.read.format("statestore").options(batchId=number, **self.operator.options)
-        found = reader.load(self.checkpoint).selectExpr(*self.operator.columns).collect()
+        rows = reader.load(self.checkpoint).selectExpr(*self.operator.columns).collect()
         self.compare(
-            map(self.operator.decode, found),
+            map(self.operator.decode, rows),
             self.operator.state(number, self.keys),
             f"state after batch {number}",
         )
 
-    def compare(self, rows, expected, what):
+    def compare(self, rows, expected, subject):
         rows, expected = Counter(map(tuple, rows)), Counter(expected)
-        self.read += 1
+        self.read_count += 1
         if rows != expected:
             surplus, missing = rows - expected, expected - rows
-            some = [sorted(one)[:1] for one in (surplus, missing)]
+            some = [sorted(counter)[:1] for counter in (surplus, missing)]
             self.wrong.append(
-                f"{what}: {surplus.total()} rows too many, {missing.total()} missing; such as {some[0]}, "
+                f"{subject}: {surplus.total()} rows too many, {missing.total()} missing; such as {some[0]}, "
                 f"{some[1]}"
             )
 
@@ -218,10 +218,10 @@ def reason(query):
     lines = re.findall(
         r"^.*(?:Exception|Error|Caused by|\[[A-Z_.]+\]).*$", failure_of(query) or "", re.MULTILINE
     )
-    told = dict.fromkeys(
+    reasons = dict.fromkeys(
         line.strip() for line in lines if "FOREACH_BATCH_USER" not in line and "File " not in line
     )
-    return " | ".join(told)
+    return " | ".join(reasons)
 
 
 def reloads(query, reads):
@@ -245,28 +245,30 @@ def parse():
 
 
 def main():
-    asked = parse()
+    arguments = parse()
     with tempfile.TemporaryDirectory() as directory:
-        sys.exit(run(asked, directory))
+        sys.exit(run(arguments, directory))
 
 
-def run(asked, directory):
-    queries = list(product(asked.operators, asked.formats))
-    write_input(Path(directory, "input"), -(-asked.batches // len(queries)), KEYS)
+def run(arguments, directory):
+    queries = list(product(arguments.operators, arguments.formats))
+    write_input(Path(directory, "input"), -(-arguments.batches // len(queries)), KEYS)
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.update(cluster_environment(Path(directory)))
     # Executors cannot import it.
     cloudpickle.register_pickle_by_value(batch_operators)
-    builder = local_builder("foreachBatch", memory="2g", master=asked.master).config("spark.jars", TEST_JAR)
+    builder = local_builder("foreachBatch", memory="2g", master=arguments.master).config(
+        "spark.jars", TEST_JAR
+    )
     for key, value in SETTINGS.items():
         builder.config(key, value)
     spark = spark_statestore.configure(builder).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
-    batches = read = wrong = failed = 0
+    batches = read_count = wrong = failed = 0
     for name, checkpoint_format in queries:
         start = time.monotonic()
-        life = live(spark, directory, name, checkpoint_format, asked.master.startswith("local["))
-        batches, read = batches + life.batches, read + life.read
+        life = live(spark, directory, name, checkpoint_format, arguments.master.startswith("local["))
+        batches, read_count = batches + life.batches, read_count + life.read_count
         wrong, failed = wrong + len(life.wrong), failed + bool(life.errors)
         print(
             f"{name} v{checkpoint_format}: {life.batches} batches, {len(life.wrong)} of {life.read} reads "
@@ -277,8 +279,8 @@ def run(asked, directory):
             print("   ", " ".join(text.split())[:600], flush=True)
     spark.stop()
     print(
-        f"{asked.master}: {len(queries)} queries, {batches} batches, {read} reads: {failed} queries failed, "
-        f"{wrong} reads wrong"
+        f"{arguments.master}: {len(queries)} queries, {batches} batches, {read_count} reads: "
+        f"{failed} queries failed, {wrong} reads wrong"
     )
     return 1 if failed or wrong else 0
 

@@ -15,8 +15,8 @@ import spark_statestore
 from tests.spark.counting import report, wait_for_batch
 from tests.support.sessions import local_builder
 
-asked = json.loads(sys.argv[1])
-directory = asked["directory"]
+arguments = json.loads(sys.argv[1])
+directory = arguments["directory"]
 builder = local_builder("heap", memory="512m").config("spark.local.dir", f"{directory}/local")
 spark = spark_statestore.configure(builder).getOrCreate()
 numbers = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 20_000).load()
@@ -30,16 +30,16 @@ query = (
 )
 wait_for_batch(query, 7)
 query.stop()
-if not asked["has_disk"]:
+if not arguments["has_disk"]:
     os.rename(f"{directory}/local", f"{directory}/moved")
 memory = spark._jvm.org.apache.spark.sql.statestore.table.TableMemory
 before = memory.heapBytes()
 runtime = spark._jvm.java.lang.Runtime.getRuntime()
-held = []
+buffers = []
 runtime.gc()
 while runtime.totalMemory() - runtime.freeMemory() < 0.85 * runtime.maxMemory():
     # Five for each region of the heap, none of them in one of its own.
-    held += [spark._jvm.java.nio.ByteBuffer.allocate(200_000) for _ in range(80)]
+    buffers += [spark._jvm.java.nio.ByteBuffer.allocate(200_000) for _ in range(80)]
     runtime.gc()
 for _ in range(8):
     runtime.gc()

@@ -18,13 +18,13 @@ from tests.system.kafka.queries import Topics, close, start
 
 
 def main():
-    asked = json.loads(sys.argv[1])
-    topics = Topics(**asked["topics"])
-    builder = local_builder("kafka", memory="768m").config("spark.jars", asked["jars"])
+    arguments = json.loads(sys.argv[1])
+    topics = Topics(**arguments["topics"])
+    builder = local_builder("kafka", memory="768m").config("spark.jars", arguments["jars"])
     builder.config("spark.sql.session.timeZone", "UTC")
     spark = spark_statestore.configure(builder).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    spark.conf.set(PROVIDER_KEY, asked["provider"])
+    spark.conf.set(PROVIDER_KEY, arguments["provider"])
 
     def run(*, available_now):
         return [
@@ -33,14 +33,14 @@ def main():
                 topics,
                 name,
                 checkpoint,
-                asked["limit"],
-                asked["options"],
+                arguments["limit"],
+                arguments["options"],
                 available_now=available_now,
             )
-            for name, checkpoint in asked["checkpoints"].items()
+            for name, checkpoint in arguments["checkpoints"].items()
         ]
 
-    if asked["end"]:
+    if arguments["end"]:
         for is_closed in (False, True):
             if is_closed:
                 close(spark, topics)

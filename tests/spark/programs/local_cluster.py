@@ -38,11 +38,11 @@ SETTINGS = {
 
 
 def main():
-    asked = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     builder = cluster_builder()
     for key, value in SETTINGS.items():
         builder.config(key, value)
-    python = asked["python"]
+    python = arguments["python"]
     spark_statestore.configure(builder, storage="memory", python=python, driver_python=python)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
@@ -50,12 +50,12 @@ def main():
     report("workers", workers_once_known(spark, tasks=8))
     for checkpoint_format in 1, 2:
         session = session_with(spark, checkpoint_format, {})
-        count_in_memory(session, f"{asked['checkpoint']}-{checkpoint_format}")
-    report_end(start_wide(spark, f"{asked['checkpoint']}-wide"))
+        count_in_memory(session, f"{arguments['checkpoint']}-{checkpoint_format}")
+    report_end(start_wide(spark, f"{arguments['checkpoint']}-wide"))
 
-    options = {"storage": "filesystem", "checkpointsDir": asked["state"], "commit": "batch"}
-    commit_by_batch(spark, options, asked["checkpoint"])
-    refused = start_counting(session_with(spark, 1, options), f"{asked['checkpoint']}-refused")
+    options = {"storage": "filesystem", "checkpointsDir": arguments["state"], "commit": "batch"}
+    commit_by_batch(spark, options, arguments["checkpoint"])
+    refused = start_counting(session_with(spark, 1, options), f"{arguments['checkpoint']}-refused")
     report_end(refused)
     spark.stop()
     report("stopped")

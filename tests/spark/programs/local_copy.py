@@ -13,13 +13,13 @@ from tests.spark.harness import Provider
 from tests.support.paths import TEST_JAR
 from tests.support.sessions import local_builder
 
-asked = json.loads(sys.argv[1])
+arguments = json.loads(sys.argv[1])
 builder = local_builder("copy", memory="512m").config("spark.jars", str(TEST_JAR))
 spark = spark_statestore.configure(builder).getOrCreate()
-provider = Provider(spark, asked["location"], **asked["confs"])
-store = provider.open(asked["version"])
+provider = Provider(spark, arguments["location"], **arguments["confs"])
+store = provider.open(arguments["version"])
 before = store.rows()
-for key, value in asked["rows"]:
+for key, value in arguments["rows"]:
     store.put(tuple(key), tuple(value))
 store.commit()
 provider.await_background()

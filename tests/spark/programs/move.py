@@ -18,13 +18,13 @@ from tests.support.sessions import cluster_builder, local_builder
 
 
 def main():
-    asked = json.loads(sys.argv[1])
-    builder = cluster_builder() if asked["cluster"] else local_builder("move", memory="512m")
-    for key, value in asked["confs"].items():
+    arguments = json.loads(sys.argv[1])
+    builder = cluster_builder() if arguments["cluster"] else local_builder("move", memory="512m")
+    for key, value in arguments["confs"].items():
         builder.config(key, value)
     spark = spark_statestore.configure(builder).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    places = asked["places"]
+    places = arguments["places"]
 
     def run(place, batch, provider):
         session = spark.newSession()
@@ -34,16 +34,16 @@ def main():
     run(places[0], 2, ROCKSDB)
     for number, (to, provider) in enumerate((("statestore", OURS), ("rocksdb", ROCKSDB))):
         source, target = places[number : number + 2]
-        if asked["cluster"]:
+        if arguments["cluster"]:
             report("converting", executors_of(spark))
             sys.stdin.readline()
         # The query is stopped within a batch.
         batch = max(QueryCheckpoint(source).logged(COMMITS))
-        done = spark_statestore.convert(spark, source, target, to, batch=batch, stopped=True)
-        assert done.provider == provider
-        report("converted", done.rows)
-        run(target, done.batch + 2, provider)
-        report("continued", done.batch)
+        conversion = spark_statestore.convert(spark, source, target, to, batch=batch, stopped=True)
+        assert conversion.provider == provider
+        report("converted", conversion.rows)
+        run(target, conversion.batch + 2, provider)
+        report("continued", conversion.batch)
     sys.stdin.readline()
     spark.stop()
 

@@ -18,9 +18,9 @@ FORMAT = "spark.sql.streaming.join.stateFormatVersion"
 
 
 def main():
-    asked = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     builder = local_builder("join", memory="512m").config("spark.sql.shuffle.partitions", "1")
-    builder.config(FORMAT, asked["format"])
+    builder.config(FORMAT, arguments["format"])
     spark = spark_statestore.configure(builder).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     spark_statestore.attach(spark)
@@ -29,14 +29,18 @@ def main():
     left = timely.selectExpr("value % 7 as l", "timestamp as left_ts")
     right = timely.selectExpr("value % 5 as r", "timestamp as right_ts")
     near = f.expr("l = r and right_ts between left_ts and left_ts + interval 2 seconds")
-    sink = left.join(right, near).writeStream.format("noop").option("checkpointLocation", asked["checkpoint"])
+    sink = (
+        left.join(right, near)
+        .writeStream.format("noop")
+        .option("checkpointLocation", arguments["checkpoint"])
+    )
     query = sink.start()
     while query.lastProgress is None or query.lastProgress.batchId < 2:
         if not query.isActive:
             raise query.exception()
         query.awaitTermination(0.05)
     query.stop()
-    offsets = Path(asked["checkpoint"], "offsets", "0").read_text().splitlines()
+    offsets = Path(arguments["checkpoint"], "offsets", "0").read_text().splitlines()
     report("formats", sorted({json.loads(line)["conf"][FORMAT] for line in offsets if '"conf"' in line}))
     maps = Path(f"/proc/{jvm_of(spark)}/maps").read_text()
     report("rocksdb", sorted({line.split()[-1] for line in maps.splitlines() if "librocksdb" in line}))

@@ -20,14 +20,14 @@ GROUPS = 50
 
 
 def main():
-    asked = json.loads(sys.argv[1])
-    directory = Path(asked["directory"])
+    arguments = json.loads(sys.argv[1])
+    directory = Path(arguments["directory"])
     builder = local_builder("observe", memory="512m")
     builder.config("spark.ui.enabled", "true").config("spark.ui.port", "0")
-    for key, value in asked.get("confs", {}).items():
+    for key, value in arguments.get("confs", {}).items():
         builder.config(key, value)
-    if "jar" in asked:
-        builder.config("spark.jars", asked["jar"])
+    if "jar" in arguments:
+        builder.config("spark.jars", arguments["jar"])
     spark = spark_statestore.configure(builder).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     for batch in range(BATCHES):
@@ -44,7 +44,7 @@ def main():
     query = (
         counts.writeStream.outputMode("update")
         .format("noop")
-        .queryName(asked["query"])
+        .queryName(arguments["query"])
         .option("checkpointLocation", str(directory / "checkpoint"))
         .start()
     )

@@ -56,12 +56,12 @@ def counts(stream):
     return stream.groupBy("k").agg(F.count("*").alias("n"), F.sum("v").alias("v"))
 
 
-def counts_of(made):
-    found, out = {}, Counter()
-    for batch in made:
+def counts_of(batches):
+    totals, out = {}, Counter()
+    for batch in batches:
         for row in batch:
-            n, v = found.get(row["k"], (0, 0))
-            found[row["k"]] = n + 1, v + row["v"]
+            n, v = totals.get(row["k"], (0, 0))
+            totals[row["k"]] = n + 1, v + row["v"]
             out[row["k"], n + 1, v + row["v"]] += 1
     return out
 
@@ -70,8 +70,8 @@ def distinct(stream):
     return stream.dropDuplicates(["k"]).select("k")
 
 
-def distinct_of(made):
-    return Counter({(row["k"],): 1 for batch in made for row in batch})
+def distinct_of(batches):
+    return Counter({(row["k"],): 1 for batch in batches for row in batch})
 
 
 def joined(stream):
@@ -82,10 +82,10 @@ def joined(stream):
     return left.join(right, near, "left_outer").select("lv", "rv")
 
 
-def joined_of(made):
+def joined_of(batches):
     """Return the matches, and the unmatched rows that the watermark of the last batch has passed."""
-    every = [row for batch in made for row in batch]
-    end = max(row["ts"] for row in made[-2])
+    every = [row for batch in batches for row in batch]
+    end = max(row["ts"] for row in batches[-2])
     out = Counter()
     for left in every:
         if left["v"] % 2:
@@ -170,15 +170,15 @@ def live(spark, directory, name, checkpoint_format):
 
     def run(*numbers):
         query.feed(*(rows(number) for number in numbers))
-        for number, found in query.run():
+        for number, output in query.run():
             if number in put_out:
-                again.append(put_out[number] == found)
-            put_out[number] = found
+                again.append(put_out[number] == output)
+            put_out[number] = output
 
     run(0, 1)
     # As if the driver had died between the commits of state and the entry in its commit log.
     query.forget_newest_commit()
-    with watched(query) as seen:
+    with watched(query) as stored_attempts:
         run(2)
     run(3, 4, 5)
     # Cleanups run in Spark's maintenance, which may end with a query before the last one.
@@ -190,16 +190,18 @@ def live(spark, directory, name, checkpoint_format):
             break
         run(number)
     out = Counter()
-    for found in put_out.values():
-        out.update(found)
-    made = [rows(number) for number in put_out]
+    for output in put_out.values():
+        out.update(output)
+    batches = [rows(number) for number in put_out]
     return {
         "operator": name,
         "format": checkpoint_format,
         "faults": sorted(marker.name for marker in markers.iterdir() if marker.name[0].isdigit()),
-        "output is exact": out == Counter({repr(row): n for row, n in operator.expected(made).items()}),
+        "output is exact": out == Counter({repr(row): n for row, n in operator.expected(batches).items()}),
         "output was the same again": again,
-        "most attempts of a version": max(Counter((store, version) for store, version, _ in seen).values()),
+        "most attempts of a version": max(
+            Counter((store, version) for store, version, _ in stored_attempts).values()
+        ),
         "old attempts are removed": cleaned,
         # Metadata is deleted first, and then the streams.
         "old streams are removed": wait_until(lambda: streams(query, oldest) <= used_streams(query), 120),
@@ -227,29 +229,31 @@ def stored(query):
 
 def attempts(query):
     """Return the stored attempts of a query: store, version, and the name of the attempt's directory."""
-    found = [path.parent for path in stored(query) if path.name == "_metadata"]
-    names = [(path.parent, CheckpointName.parse(path.name)) for path in found if path.name[:4] == "chk-"]
+    directories = [path.parent for path in stored(query) if path.name == "_metadata"]
+    names = [
+        (path.parent, CheckpointName.parse(path.name)) for path in directories if path.name[:4] == "chk-"
+    ]
     return [(store, name.version, name) for store, name in names]
 
 
 @contextlib.contextmanager
 def watched(query):
     """Collect the attempts that a query stores meanwhile: a cleanup may remove some of them at once."""
-    seen, ended = set(attempts(query)), Event()
+    stored_attempts, ended = set(attempts(query)), Event()
 
     def watch():
         while not ended.wait(0.05):
             with contextlib.suppress(OSError):
-                seen.update(attempts(query))
+                stored_attempts.update(attempts(query))
 
     thread = Thread(target=watch)
     thread.start()
     try:
-        yield seen
+        yield stored_attempts
     finally:
         ended.set()
         thread.join()
-    seen.update(attempts(query))
+    stored_attempts.update(attempts(query))
 
 
 def oldest_version(query):
@@ -258,13 +262,13 @@ def oldest_version(query):
 
 def streams(query, before):
     """Return the state files written for versions before this one."""
-    found = [path.name for path in stored(query) if path.parent.name == "shared"]
-    return {name for name in found if int(name.lstrip(".").partition("-")[0]) < before}
+    names = [path.name for path in stored(query) if path.parent.name == "shared"]
+    return {name for name in names if int(name.lstrip(".").partition("-")[0]) < before}
 
 
 def used_streams(query):
     """Return the state files used by stored attempts; reads them all."""
-    found = set()
+    names = set()
     for directory, _, name in attempts(query):
         operator, partition, *named = directory.relative_to(query.checkpoint / "state").parts
         store = StoreDirectory(
@@ -273,8 +277,8 @@ def used_streams(query):
         metadata = store.load(name)
         for _ in read_version(store, name, metadata):
             pass
-        found |= {Path(entry.state.stream_state_handle_id).name for entry in metadata.handle}
-    return found
+        names |= {Path(entry.state.stream_state_handle_id).name for entry in metadata.handle}
+    return names
 
 
 def start_cluster(builder, directory):
@@ -343,8 +347,8 @@ def live_together(spark, directory, operators):
 
 
 def main():
-    asked = json.loads(sys.argv[1])
-    directory = Path(asked["directory"])
+    arguments = json.loads(sys.argv[1])
+    directory = Path(arguments["directory"])
     builder = local_builder("faults", memory="1g")
     settings = {
         "spark.executor.memory": "700m",
@@ -360,7 +364,7 @@ def main():
         "spark.shuffle.io.maxRetries": "1",
         "spark.shuffle.io.retryWait": "100ms",
         "spark.sql.streaming.stateStore.maintenanceInterval": "4s",
-        "spark.jars": asked["jar"],
+        "spark.jars": arguments["jar"],
         "spark.pyspark.python": sys.executable,
     }
     for key, value in settings.items():
@@ -369,7 +373,7 @@ def main():
     spark.sparkContext.setLogLevel("ERROR")
     assert wait_until(lambda: spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() == 3, 60)
     try:
-        for number, operators in enumerate(asked["operators"]):
+        for number, operators in enumerate(arguments["operators"]):
             live_together(spark, directory / str(number), operators)
     finally:
         spark.stop()

@@ -43,7 +43,7 @@ def process(store, numbers):
 def answer(batches):
     """Return the expected state after these batches of events."""
     rules = {}
-    rated = [found for batch in batches for number in sorted(batch) if (found := change(rules, number))]
+    rated = [rating for batch in batches for number in sorted(batch) if (rating := change(rules, number))]
     ranges = [{"first": min(batch), "last": max(batch)} for batch in batches]
     return {"rules": rules, "rated": rated, "ranges": ranges}
 

@@ -105,13 +105,13 @@ class SourceReader(SimpleDataSourceStreamReader):
             return iter([]), start
         with self.state.batch(number) as store:
             positions = store.get_broadcast_state(POSITIONS)
-            taken = list(self._lines(dict(positions.items()), {}))[:AT_ONCE]
-            for file, _ in taken:
+            lines = list(self._lines(dict(positions.items()), {}))[:AT_ONCE]
+            for file, _ in lines:
                 positions.put(file, positions.get(file, 0) + 1)
-            store.get_list_state(TAKEN).add(len(taken))
+            store.get_list_state(TAKEN).add(len(lines))
             fail_if_asked(self.faults, "in the block", number)
         fail_if_asked(self.faults, "after the block", number)
-        return iter([(line,) for _, line in taken]), {"number": number}
+        return iter([(line,) for _, line in lines]), {"number": number}
 
     def readBetweenOffsets(self, start, end):
         yield from ((line,) for _, line in self._lines(self._positions(start), self._positions(end)))

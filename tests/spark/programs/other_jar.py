@@ -14,14 +14,14 @@ from tests.support.sessions import local_builder
 
 
 def main():
-    asked = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     builder = local_builder("other-jar", memory="512m", master="local-cluster[1,2,1024]")
     builder.config("spark.sql.streaming.stateStore.checkpointFormatVersion", "2")
-    if asked["jar"]:
-        builder.config("spark.executor.extraClassPath", asked["jar"])
+    if arguments["jar"]:
+        builder.config("spark.executor.extraClassPath", arguments["jar"])
     spark = spark_statestore.configure(builder, commit="batch").getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
-    query = start_counting(spark.newSession(), asked["checkpoint"])
+    query = start_counting(spark.newSession(), arguments["checkpoint"])
     assert wait_until(
         lambda: not query.isActive or (query.lastProgress is not None and query.lastProgress.batchId >= 2),
         120,

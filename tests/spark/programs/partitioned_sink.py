@@ -119,12 +119,12 @@ def main():
     from tests.spark.counting import report
     from tests.support.sessions import local_builder
 
-    asked = json.loads(sys.argv[1])
-    location = str(Path(asked["directory"], "checkpoint"))
-    parallelism = asked["parallelism"]
+    arguments = json.loads(sys.argv[1])
+    location = str(Path(arguments["directory"], "checkpoint"))
+    parallelism = arguments["parallelism"]
 
     def function(batch, batch_id):
-        sink = Sink(location, parallelism, batch_id, asked.get("kill"))
+        sink = Sink(location, parallelism, batch_id, arguments.get("kill"))
         partitions = batch.repartition(parallelism)
         if batch_id % 2:
             partitions.foreachPartition(sink.of_rows)
@@ -135,7 +135,7 @@ def main():
     # One task after the other, so that others have not begun or are done when one kills the driver.
     spark = local_builder("partitioned-sink", memory="512m", master="local[1]").getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
-    start(spark, Path(asked["directory"], "input"), location, function).awaitTermination()
+    start(spark, Path(arguments["directory"], "input"), location, function).awaitTermination()
     spark.stop()
     report("stopped")
     sys.stdin.readline()

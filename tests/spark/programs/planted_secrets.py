@@ -25,24 +25,24 @@ PAGES = [
 
 
 def main():
-    asked = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     builder = local_builder("secrets", memory="512m")
-    for key, value in asked["confs"].items():
+    for key, value in arguments["confs"].items():
         builder.config(key, value)
     spark = spark_statestore.configure(builder).getOrCreate()
     # The root logger's level is INFO from the start and a filter of PySpark's driver hides messages below
     # WARN: only a change of level removes that filter.
     spark.sparkContext.setLogLevel("WARN")
     spark.sparkContext.setLogLevel("INFO")
-    spark.conf.set(OPTION_PREFIX + "checkpointsDir", asked["storage"])
-    query = start_counting(spark, f"{asked['directory']}/checkpoint")
+    spark.conf.set(OPTION_PREFIX + "checkpointsDir", arguments["storage"])
+    query = start_counting(spark, f"{arguments['directory']}/checkpoint")
     finish(spark, query, 2)
     processes = [" ".join(p.cmdline()) for p in backends_of(jvm_of(spark))]
     errors = []
-    for number, url in enumerate(asked["wrong"]):
+    for number, url in enumerate(arguments["wrong"]):
         spark.conf.set(OPTION_PREFIX + "checkpointsDir", url)
         try:
-            failing = start_counting(spark, f"{asked['directory']}/wrong-{number}", name=f"wrong{number}")
+            failing = start_counting(spark, f"{arguments['directory']}/wrong-{number}", name=f"wrong{number}")
             failing.awaitTermination(60)
         except Exception as error:  # noqa: BLE001 - all of it is looked at
             errors.append(str(error))

@@ -64,8 +64,10 @@ class Query:
         shares = {}
 
         def place(*store):
-            found = coordinator.getLocation(state.StateStoreProviderId(state.StateStoreId(root, *store), run))
-            return found.get() if found.isDefined() else None
+            location = coordinator.getLocation(
+                state.StateStoreProviderId(state.StateStoreId(root, *store), run)
+            )
+            return location.get() if location.isDefined() else None
 
         for operator in range(len(self.query.lastProgress.stateOperators)):
             places = [
@@ -89,32 +91,32 @@ class Query:
         self.query.stop()
         assert self.query.exception() is None
         rows = self.session.table(self.name)
-        found = {"places": places, "rows": rows.count(), "distinct": rows.distinct().count()}
-        report(self.name, found | {"expected": (self.batch() + 1) * ROWS})
+        figures = {"places": places, "rows": rows.count(), "distinct": rows.distinct().count()}
+        report(self.name, figures | {"expected": (self.batch() + 1) * ROWS})
 
 
 def happen(spark, query, executors, events, chance):
     context = spark._jsc.sc()
-    wanted = 2
-    context.requestExecutors(wanted)
+    executor_count = 2
+    context.requestExecutors(executor_count)
     for number in range(events):
         event = chance.choice(["join", "leave", "kill"])
         if event == "kill":
             # Spark replaces it.
             os.kill(chance.choice(executors_of(spark)), signal.SIGKILL)
-        elif wanted < 4 and (event == "join" or wanted == 1):
-            wanted += 1
+        elif executor_count < 4 and (event == "join" or executor_count == 1):
+            executor_count += 1
             context.requestExecutors(1)
         else:
-            wanted -= 1
+            executor_count -= 1
             context.killExecutor(chance.choice(executors()))
         query.wait(2)
-        report("event", [number, event, wanted, query.shares()])
+        report("event", [number, event, executor_count, query.shares()])
     query.finish()
 
 
 def main():
-    asked = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     builder = cluster_builder().master("local-cluster[4,1,1024]")
     # On a busy machine tasks would go elsewhere before the executor of their state is free.
     builder.config("spark.locality.wait", "20s")
@@ -133,9 +135,9 @@ def main():
         context.killExecutor(executor)
     assert wait_until(lambda: len(executors()) == 2, 60)
 
-    moved = Query(spark, asked["checkpoint"], "moving", moving, True)
-    if asked["events"]:
-        happen(spark, moved, executors, asked["events"], random.Random(asked["seed"]))
+    moved = Query(spark, arguments["checkpoint"], "moving", moving, True)
+    if arguments["events"]:
+        happen(spark, moved, executors, arguments["events"], random.Random(arguments["seed"]))
         spark.stop()
         report("stopped")
         return
@@ -168,7 +170,7 @@ def main():
     moved.wait(1)
     moved.finish()
 
-    stays = Query(spark, asked["checkpoint"], "still", still, False)
+    stays = Query(spark, arguments["checkpoint"], "still", still, False)
     stays.wait(2)
     stays.finish()
     spark.stop()

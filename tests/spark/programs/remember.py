@@ -14,11 +14,11 @@ directory = json.loads(sys.argv[1])["directory"]
 builder = local_builder("remember", memory="512m")
 spark = spark_statestore.configure(builder, storage="memory").getOrCreate()
 for checkpoint_format in "1", "2":
-    for kept in "kept", "lost":
+    for case in "kept", "lost":
         session = spark.newSession()
         session.conf.set("spark.sql.streaming.stateStore.checkpointFormatVersion", checkpoint_format)
-        options = {"checkpointsDir": f"file:{directory}/metadata"} if kept == "kept" else {}
-        run_to(session, f"{directory}/{kept}-{checkpoint_format}", 2, **options)
+        options = {"checkpointsDir": f"file:{directory}/metadata"} if case == "kept" else {}
+        run_to(session, f"{directory}/{case}-{checkpoint_format}", 2, **options)
 spark.stop()
 report("done")
 sys.stdin.readline()

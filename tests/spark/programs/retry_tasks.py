@@ -74,12 +74,12 @@ MOMENTS = {"before": failing_before_the_commit, "after": failing_after_the_commi
 def run(spark, directory, moment, checkpoint_format, commit):
     markers = directory / "markers"
     markers.mkdir(parents=True)
-    kept = {}
+    output = {}
 
     def collect(batch):
-        found = batch.collect()
-        kept.update({row.k: (row.n, row.v) for row in found})
-        return found
+        batch_rows = batch.collect()
+        output.update({row.k: (row.n, row.v) for row in batch_rows})
+        return batch_rows
 
     query = Query(
         spark,
@@ -91,12 +91,12 @@ def run(spark, directory, moment, checkpoint_format, commit):
         collect=collect,
         confs={STATE_STORE + "backend.commit": commit},
     )
-    made = [rows(number) for number in range(3)]
-    run_with_restarts(query, [made[:2], made[2:]])
-    wanted = {}
-    for row in (row for batch in made for row in batch):
-        n, v = wanted.get(row["k"], (0, 0))
-        wanted[row["k"]] = n + 1, v + row["v"]
+    batches = [rows(number) for number in range(3)]
+    run_with_restarts(query, [batches[:2], batches[2:]])
+    expected = {}
+    for row in (row for batch in batches for row in batch):
+        n, v = expected.get(row["k"], (0, 0))
+        expected[row["k"]] = n + 1, v + row["v"]
     stores = list(query.checkpoint.glob("state/0/[01]"))
     return {
         "moment": moment,
@@ -104,8 +104,8 @@ def run(spark, directory, moment, checkpoint_format, commit):
         "failures": len(list(markers.iterdir())),
         "replaced": sum(len(list(store.glob("chk-*/_metadata.*"))) for store in stores),
         "versions": sum(len(list(store.glob("chk-*/_metadata"))) for store in stores),
-        "output is exact": kept == wanted,
-        "state is exact": spark_statestore.read_state(str(query.checkpoint)).num_rows == len(wanted),
+        "output is exact": output == expected,
+        "state is exact": spark_statestore.read_state(str(query.checkpoint)).num_rows == len(expected),
     }
 
 

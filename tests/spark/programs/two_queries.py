@@ -32,18 +32,18 @@ def paused_at_barrier(barriers, name):
     return wait
 
 
-def start(spark, asked, order):
+def start(spark, arguments, order):
     from pyspark.sql import functions as F
 
     spark.conf.set("spark.sql.streaming.stateStore.checkpointFormatVersion", str(order["format"]))
     schema = "k bigint, v bigint"
-    lines = spark.readStream.schema(schema).json(asked["input"])
-    counts = lines.mapInArrow(paused_at_barrier(asked["barriers"], asked["session"]), schema)
+    lines = spark.readStream.schema(schema).json(arguments["input"])
+    counts = lines.mapInArrow(paused_at_barrier(arguments["barriers"], arguments["session"]), schema)
     counts = counts.groupBy("k").agg(F.count("*").alias("n"), F.sum("v").alias("v"))
     return (
         counts.writeStream.outputMode("complete")
         .format("memory")
-        .queryName(asked["session"])
+        .queryName(arguments["session"])
         .option("checkpointLocation", order["checkpoint"])
         .start()
     )
@@ -52,15 +52,15 @@ def start(spark, asked, order):
 def reach(query, batch):
     """Wait until a batch is done; an idle query reports progress of the next one."""
 
-    def done():
+    def has_batch():
         if not query.isActive and query.exception() is not None:
             raise query.exception()
         return any(progress.batchId >= batch and progress.numInputRows for progress in query.recentProgress)
 
-    assert wait_until(done, 120), f"batch {batch} was not reached: {query.lastProgress}"
+    assert wait_until(has_batch, 120), f"batch {batch} was not reached: {query.lastProgress}"
 
 
-def answer(spark, asked, query, order):
+def answer(spark, arguments, query, order):
     if order["do"] == "reach":
         reach(query, order["batch"])
         return order["batch"]
@@ -68,7 +68,7 @@ def answer(spark, asked, query, order):
         assert wait_until(lambda: not query.isActive, 90), "the query continues"
         return failure_of(query) or ""
     if order["do"] == "rows":
-        return sorted(list(row) for row in spark.table(asked["session"]).collect())
+        return sorted(list(row) for row in spark.table(arguments["session"]).collect())
     if order["do"] == "stop":
         active = query.isActive
         query.stop()
@@ -77,24 +77,24 @@ def answer(spark, asked, query, order):
 
 
 def main():
-    asked = json.loads(sys.argv[1])
-    builder = local_builder(asked["session"], memory="512m")
+    arguments = json.loads(sys.argv[1])
+    builder = local_builder(arguments["session"], memory="512m")
     spark = spark_statestore.configure(builder).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
-    spark.conf.set(OPTION_PREFIX + "commit", asked["commit"])
+    spark.conf.set(OPTION_PREFIX + "commit", arguments["commit"])
     report("ready")
     query = None
     for line in sys.stdin:
         order = json.loads(line)
         try:
             if order["do"] == "start":
-                query = start(spark, asked, order)
-                done = query.runId
+                query = start(spark, arguments, order)
+                result = query.runId
             else:
-                done = answer(spark, asked, query, order)
+                result = answer(spark, arguments, query, order)
         except Exception as error:  # noqa: BLE001 - whatever it is, the test wants to know
-            done = f"{type(error).__name__}: {error}"
-        report(order["do"], done)
+            result = f"{type(error).__name__}: {error}"
+        report(order["do"], result)
     spark.stop()
 
 

@@ -19,13 +19,13 @@ from tests.support.windows import run_windows
 
 
 def main():
-    asked = json.loads(sys.argv[1])
+    arguments = json.loads(sys.argv[1])
     builder = local_builder("until-sink-has", memory="768m", with_hadoop_defaults=True)
-    for key, value in asked["confs"].items():
+    for key, value in arguments["confs"].items():
         builder.config(key, value)
     spark = spark_statestore.configure(builder).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    jvm, awaited = jvm_of(spark), Path(asked["file"])
+    jvm, awaited = jvm_of(spark), Path(arguments["file"])
 
     def watch():
         while not awaited.exists():
@@ -35,7 +35,7 @@ def main():
         os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()
-    run_windows(spark, Path(asked["directory"]), asked["format"], asked.get("target"))
+    run_windows(spark, Path(arguments["directory"]), arguments["format"], arguments.get("target"))
 
 
 main()

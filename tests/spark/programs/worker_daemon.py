@@ -73,10 +73,12 @@ def counts(spark, checkpoint):
     )
     wait_for_batch(query, 2)
     query.stop()
-    found = {row.k: row.n for row in spark.sql("SELECT k, max(n) AS n FROM counts GROUP BY k").collect()}
-    batches = sum(found.values()) // ROWS
+    group_counts = {
+        row.k: row.n for row in spark.sql("SELECT k, max(n) AS n FROM counts GROUP BY k").collect()
+    }
+    batches = sum(group_counts.values()) // ROWS
     assert batches > 2
-    return found, {k: n for k, n, *_ in expected(batches)}
+    return group_counts, {k: n for k, n, *_ in expected(batches)}
 
 
 def main():

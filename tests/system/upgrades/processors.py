@@ -22,7 +22,7 @@ class PlainInterpreter(Interpreter):
     def _content(self, times: Any) -> dict[str, Any]:
         timers = sorted(self._handle.listTimers()) if self._timers else []
         return {
-            "one": _plain(self.one.get()) if self.one.exists() else "nothing",
+            "one": _plain(self.single.get()) if self.single.exists() else "nothing",
             "many": [_plain(value) for value in self.many.get()],
             "named": sorted(repr((_plain(key), _plain(value))) for key, value in self.named.iterator()),
             "keys": sorted(repr(_plain(key)) for key in self.named.keys()),  # noqa: SIM118 - a map state is no mapping
