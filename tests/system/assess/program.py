@@ -27,13 +27,13 @@ SPARKS_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileConte
 
 
 def main():
-    asked = json.loads(sys.argv[1])
-    root = Path(asked["root"])
-    spark = session(asked)
-    queries = {store: start(spark, asked, store) for store in STORES}
+    arguments = json.loads(sys.argv[1])
+    root = Path(arguments["root"])
+    spark = session(arguments)
+    queries = {store: start(spark, arguments, store) for store in STORES}
     generator = np.random.default_rng(seed=1)
-    for number in range(asked["batches"] + 1):
-        table = input_of(asked, number, generator)
+    for number in range(arguments["batches"] + 1):
+        table = input_of(arguments, number, generator)
         pq.write_table(table, root / "batch.parquet")
         # In changing order: what runs before another query leaves its garbage and its memory caches.
         for store in generator.permutation(STORES):
@@ -45,67 +45,67 @@ def main():
     spark.stop()
 
 
-def session(asked):
+def session(arguments):
     builder = local_builder("assess", memory="3g", with_hadoop_defaults=True)
     settings = {
-        "spark.sql.shuffle.partitions": asked["partitions"],
-        "spark.local.dir": f"{asked['root']}/local",
-        "spark.sql.warehouse.dir": f"{asked['root']}/warehouse",
+        "spark.sql.shuffle.partitions": arguments["partitions"],
+        "spark.local.dir": f"{arguments['root']}/local",
+        "spark.sql.warehouse.dir": f"{arguments['root']}/warehouse",
         "spark.jars": str(TEST_JAR),
         "spark.eventLog.enabled": "true",
-        "spark.eventLog.dir": asked["events"],
+        "spark.eventLog.dir": arguments["events"],
         "spark.ui.showConsoleProgress": "false",
         # Queries that wait for their turn should not poll for input.
         "spark.sql.streaming.pollingDelay": "500ms",
         f"{PREFIX}maintenanceInterval": "1h",
     }
-    for key, value in (settings | asked.get("confs", {})).items():
+    for key, value in (settings | arguments.get("confs", {})).items():
         builder.config(key, str(value))
-    Path(asked["events"]).mkdir(parents=True, exist_ok=True)
+    Path(arguments["events"]).mkdir(parents=True, exist_ok=True)
     spark = spark_statestore.configure(builder).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
 
 
-def start(spark, asked, store):
-    directory = Path(asked["root"], store)
+def start(spark, arguments, store):
+    directory = Path(arguments["root"], store)
     (directory / "input").mkdir(parents=True)
     provider, _ = PROVIDERS[store]
     confs = {f"{PREFIX}providerClass": provider}
     if store != OURS:
         confs["spark.sql.streaming.checkpointFileManagerClass"] = SPARKS_FILES
-        confs |= UNFORKED_FILES if asked.get("unforked") else {}
+        confs |= UNFORKED_FILES if arguments.get("unforked") else {}
     with configured(spark, confs):
         events = (
             spark.readStream.schema("k long, at timestamp, v long")
             .option("maxFilesPerTrigger", 1)
             .parquet(str(directory / "input"))
         )
-        if asked["query"] == "count":
+        if arguments["query"] == "count":
             result = events.groupBy("k").agg({"v": "sum", "*": "count"})
         else:
             result = events.withWatermark("at", "1 hour").dropDuplicates(["k", "at"])
         return (
             result.writeStream.queryName(store)
-            .outputMode("update" if asked["query"] == "count" else "append")
+            .outputMode("update" if arguments["query"] == "count" else "append")
             .option("checkpointLocation", str(directory / "checkpoint"))
             .format("noop")
             .start()
         )
 
 
-def input_of(asked, number, generator):
+def input_of(arguments, number, generator):
     """Return the input of a batch: every key in the first one, then random keys.
 
     Of a deduplication half of them are new.
     """
-    keys = asked["keys"]
+    keys = arguments["keys"]
     if number == 0:
         chosen = np.arange(keys)
-    elif asked["query"] == "count":
-        chosen = generator.integers(0, keys, asked["rows"])
+    elif arguments["query"] == "count":
+        chosen = generator.integers(0, keys, arguments["rows"])
     else:
-        chosen = generator.integers(0, keys + 2 * asked["rows"] * number, asked["rows"])
+        chosen = generator.integers(0, keys + 2 * arguments["rows"] * number, arguments["rows"])
     # One time for all: the watermark removes nothing.
     at = pa.array(np.full(len(chosen), 1_767_225_600_000_000), pa.timestamp("us", tz="UTC"))
     return pa.table({"k": chosen, "at": at, "v": np.ones(len(chosen), dtype="int64")})

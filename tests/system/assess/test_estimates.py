@@ -39,8 +39,8 @@ BOUND = 0.25
 
 @pytest.mark.parametrize("name", RUNS)
 def test_estimates_are_near_the_measured_batch_time(tmp_path: Path, name: str) -> None:
-    asked = RUNS[name] | {"root": str(tmp_path), "events": str(tmp_path / "events")}
-    program = [sys.executable, "-m", "tests.system.assess.program", json.dumps(asked)]
+    arguments = RUNS[name] | {"root": str(tmp_path), "events": str(tmp_path / "events")}
+    program = [sys.executable, "-m", "tests.system.assess.program", json.dumps(arguments)]
     subprocess.run(program, check=True, cwd=ROOT)
     (log,) = (tmp_path / "events").iterdir()
     measured, errors = compare(str(log))

@@ -51,11 +51,11 @@ def trim(log: EventLog, directory: Path) -> None:
 
 
 def _job(event: Event) -> Event:
-    kept = ("streaming.sql.batchId", "sql.streaming.queryId", "spark.jobGroup.id")
+    property_names = ("streaming.sql.batchId", "sql.streaming.queryId", "spark.jobGroup.id")
     properties = {
         key: value
         for key, value in event["Properties"].items()
-        if key in kept or (key.startswith(STATE_STORE) and "/" not in value)
+        if key in property_names or (key.startswith(STATE_STORE) and "/" not in value)
     }
     return {"Event": event["Event"], "Stage IDs": event["Stage IDs"], "Properties": properties}
 

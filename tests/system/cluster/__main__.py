@@ -23,18 +23,18 @@ def main() -> None:
     parser.add_argument(
         "--commit", choices=["task", "batch"], default="task", help="the option commit of the queries (task)"
     )
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     subprocess.run([sys.executable, str(ROOT / "jvm-shim" / "build_shim.py")], check=True)
-    print(f"seed {asked.seed}", flush=True)
-    if asked.short:
-        figures = run(plans.short(asked.seed, commit=asked.commit))
+    print(f"seed {arguments.seed}", flush=True)
+    if arguments.short:
+        figures = run(plans.short(arguments.seed, commit=arguments.commit))
     else:
         figures = plans.run_until(
-            asked.kills,
-            asked.seed,
+            arguments.kills,
+            arguments.seed,
             lambda text: print(text, flush=True),
-            on_s3=asked.s3,
-            commit=asked.commit,
+            on_s3=arguments.s3,
+            commit=arguments.commit,
         )
     print(f"\nall\n{figures}")
 

@@ -17,9 +17,9 @@ def compare(
     With `totals` rows are running totals, by a key and a part of the input.
     """
     assert sorted(batches) == list(range(len(batches))), f"batches are missing: {sorted(batches)}"
-    wanted = Counter(_last_of_batches(answer, batches) if totals else answer)
-    found = Counter(row for rows in batches.values() for row in rows)
-    return wanted - found, found - wanted
+    expected = Counter(_last_of_batches(answer, batches) if totals else answer)
+    output = Counter(row for rows in batches.values() for row in rows)
+    return expected - output, output - expected
 
 
 def _last_of_batches(totals: Sequence[Row], batches: Mapping[int, Sequence[Row]]) -> list[Row]:

@@ -52,10 +52,10 @@ class Input:
             # One id for each remainder, so that both sides of a join have rows.
             self._write([{"id": END + n, "part": self.parts, "ts": at, "k": FLUSH, "v": 0} for n in range(3)])
 
-    def _write(self, made: list[dict[str, Any]]) -> None:
+    def _write(self, rows: list[dict[str, Any]]) -> None:
         path = self.directory / f"{self.parts:05}.parquet"
         hidden = path.with_name(f".{path.name}")
-        pq.write_table(pa.Table.from_pylist(made, SCHEMA), hidden)
+        pq.write_table(pa.Table.from_pylist(rows, SCHEMA), hidden)
         # Files are read in the order of their modification times.
         os.utime(hidden, (1_700_000_000 + self.parts, 1_700_000_000 + self.parts))
         hidden.rename(path)
@@ -68,9 +68,9 @@ def rows(seed: int, part: int) -> list[dict[str, Any]]:
     chosen = random.Random(f"{seed} {part} repeats")
     before = [row for earlier in (part - 2, part - 1) if earlier >= 0 for row in _own(seed, earlier)]
     repeated = chosen.sample(before, min(len(before), 6))
-    made = _own(seed, part) + [row | {"part": part} for row in repeated]
-    chosen.shuffle(made)
-    return made
+    part_rows = _own(seed, part) + [row | {"part": part} for row in repeated]
+    chosen.shuffle(part_rows)
+    return part_rows
 
 
 def is_of_the_end(key: dict[str, Any]) -> bool:

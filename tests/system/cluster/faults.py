@@ -109,20 +109,20 @@ class Faults:
 
     def _kill_an_executor_whose_backend_resumes_later(self) -> None:
         """Kill an executor and resume its frozen backend after another executor has repeated the work."""
-        executor = self._one(lambda: [e for e in self._cluster.executors() if self._cluster.backend_of(e)])
+        executor = self._choose(lambda: [e for e in self._cluster.executors() if self._cluster.backend_of(e)])
         backend = self._cluster.backend_of(executor)
         with frozen(backend) if backend else contextlib.nullcontext():
             time.sleep(self._chance.uniform(0.1, 0.6))
             self._kill("executor", lambda: [executor] if executor.is_running() else self._cluster.executors())
             self._wait_for_progress(2)
 
-    def _freeze(self, what: str) -> None:
+    def _freeze(self, kind: str) -> None:
         victim: Any
-        if what == "backend":
-            victim = self._one(self._cluster.backends)
-        elif what == "executor":
-            victim = self._one(self._cluster.executors)
-        elif what == "worker":
+        if kind == "backend":
+            victim = self._choose(self._cluster.backends)
+        elif kind == "executor":
+            victim = self._choose(self._cluster.executors)
+        elif kind == "worker":
             victim = psutil.Process(self._chance.choice(self._cluster.workers).pid)
         else:
             victim = self._driver.jvm()
@@ -130,8 +130,8 @@ class Faults:
             return
         with frozen(victim):
             # There is no timeout for a backend; the driver times out the others.
-            time.sleep(self._seconds(long=what in ("executor", "worker")))
-        self.disturbed[f"freeze {what}"] += 1
+            time.sleep(self._seconds(long=kind in ("executor", "worker")))
+        self.disturbed[f"freeze {kind}"] += 1
 
     def _cut(self) -> None:
         assert self._network is not None
@@ -151,26 +151,26 @@ class Faults:
             self._disks[name].empty()
         self.disturbed[name] += 1
 
-    def _kill(self, what: str, of: Callable[[], list[psutil.Process]]) -> int:
+    def _kill(self, kind: str, list_processes: Callable[[], list[psutil.Process]]) -> int:
         """Kill one of them, and return its parent's process id."""
         while True:
-            victim = self._one(of)
+            victim = self._choose(list_processes)
             # It may have ended by itself, or belong to an ended process.
             with contextlib.suppress(psutil.NoSuchProcess):
                 parent = victim.ppid()
                 victim.kill()
-                self.killed[what] += 1
+                self.killed[kind] += 1
                 return parent
 
-    def _one(self, of: Callable[[], list[psutil.Process]]) -> psutil.Process:
-        found: list[psutil.Process] = []
+    def _choose(self, list_processes: Callable[[], list[psutil.Process]]) -> psutil.Process:
+        processes: list[psutil.Process] = []
 
         def look() -> bool:
-            found[:] = sorted(of(), key=lambda process: process.pid)
-            return bool(found)
+            processes[:] = sorted(list_processes(), key=lambda process: process.pid)
+            return bool(processes)
 
         assert until(look, 60), "there is none to choose from"
-        return self._chance.choice(found)
+        return self._chance.choice(processes)
 
     def _seconds(self, *, long: bool) -> float:
         if self._outlast_timeouts and long and self._chance.random() < 0.5:

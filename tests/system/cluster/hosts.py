@@ -26,8 +26,8 @@ class Loopback:
     def __enter__(self) -> Self:
         self.driver = Host("127.0.0.1")
         # Only Linux has all of 127/8 without configuration.
-        other = ("127.0.0.2", "127.0.0.3") if sys.platform == "linux" else ("127.0.0.1", "127.0.0.1")
-        self.workers = [Host(address) for address in other]
+        addresses = ("127.0.0.2", "127.0.0.3") if sys.platform == "linux" else ("127.0.0.1", "127.0.0.1")
+        self.workers = [Host(address) for address in addresses]
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -73,16 +73,22 @@ class Cluster:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
-    def processes(self, what: str = "") -> list[psutil.Process]:
+    def processes(self, argument: str = "") -> list[psutil.Process]:
         """Return the running processes of this cluster and its driver, with an argument in their command."""
-        found = []
+        result = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 command = process.cmdline()
-                ours = process.pid != os.getpid() and any(str(self.directory) in part for part in command)
-                if ours and (not what or what in command) and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+                in_cluster = process.pid != os.getpid() and any(
+                    str(self.directory) in part for part in command
+                )
+                if (
+                    in_cluster
+                    and (not argument or argument in command)
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
+                    result.append(process)
+        return result
 
     def executors(self) -> list[psutil.Process]:
         return self.processes(EXECUTOR)
@@ -149,9 +155,9 @@ class Driver:
     `python` is the interpreter of the executors.
     """
 
-    def __init__(self, cluster: Cluster, python: Path, **asked: Any) -> None:
+    def __init__(self, cluster: Cluster, python: Path, **arguments: Any) -> None:
         self._log = cluster.directory / "logs" / "driver.log"
-        self._command = [sys.executable, "-m", "tests.system.cluster.program", json.dumps(asked)]
+        self._command = [sys.executable, "-m", "tests.system.cluster.program", json.dumps(arguments)]
         self._environment = os.environ | {
             "PYSPARK_PYTHON": str(python),
             "SPARK_HOME": str(HOME),

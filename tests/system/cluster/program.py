@@ -27,17 +27,17 @@ from tests.system.cluster.data import COLUMNS, FLUSH
 
 
 def main() -> None:
-    asked = json.loads(sys.argv[1])
-    directory = Path(asked["directory"])
-    builder = local_builder("cluster", memory="512m", master=asked["master"])
-    for key, value in asked["confs"].items():
+    arguments = json.loads(sys.argv[1])
+    directory = Path(arguments["directory"])
+    builder = local_builder("cluster", memory="512m", master=arguments["master"])
+    for key, value in arguments["confs"].items():
         builder.config(key, value)
-    spark_statestore.configure(builder, **asked["options"])
+    spark_statestore.configure(builder, **arguments["options"])
     spark = builder.getOrCreate()
     # Executors cannot import this module.
     cloudpickle.register_pickle_by_value(queries)
     log_event(directory, "session", jvm=spark._jvm.java.lang.ProcessHandle.current().pid())
-    running = [Running(spark, directory, name, **given) for name, given in asked["queries"].items()]
+    running = [Running(spark, directory, name, **settings) for name, settings in arguments["queries"].items()]
     while not (directory / "ended").exists():
         for query in running:
             query.keep_up()
@@ -135,8 +135,8 @@ def answer(spark: Any, directory: Path, kind: str) -> None:
 def rows_of(result: Any) -> list[list[str]]:
     """Return the rows as text, without those of the end of the input, whose groups stay open."""
     # Spark would push a condition down below the watermark operator, which has to see them.
-    found = (list(map(str, row)) for row in result.collect())
-    return sorted(row for row in found if FLUSH not in row)
+    rows = (list(map(str, row)) for row in result.collect())
+    return sorted(row for row in rows if FLUSH not in row)
 
 
 def write(path: Path, rows: list[list[str]]) -> None:

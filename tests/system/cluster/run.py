@@ -97,9 +97,9 @@ class Figures:
     seconds: float = 0.0
     failures: list[str] = field(default_factory=list)
 
-    def add(self, other: Figures) -> None:
+    def add(self, figures: Figures) -> None:
         """Add the figures of another run."""
-        for name, value in vars(other).items():
+        for name, value in vars(figures).items():
             if isinstance(value, Counter):
                 getattr(self, name).update(value)
             else:
@@ -172,7 +172,7 @@ class _Run:
         self._python = bare_python(directory / "bare", *packages)
         self.cluster = stack.enter_context(Cluster(directory, network.driver, network.workers))
         self.driver = stack.enter_context(
-            Driver(self.cluster, self._python, **self._asked(network, environment))
+            Driver(self.cluster, self._python, **self._driver_arguments(network, environment))
         )
         self._faults = Faults(
             self.cluster,
@@ -211,7 +211,9 @@ class _Run:
                 assert path.startswith(f"{self._directory}/work-"), path
                 assert path.endswith(f"/spark_statestore-{spark_statestore.__version__}.zip"), path
 
-    def _asked(self, network: Loopback | Namespaces, environment: dict[str, str]) -> dict[str, Any]:
+    def _driver_arguments(
+        self, network: Loopback | Namespaces, environment: dict[str, str]
+    ) -> dict[str, Any]:
         java = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={self.cluster.temporary}"
         confs = CONFS | {
             "spark.driver.host": network.driver.address,
@@ -281,13 +283,13 @@ class _Run:
         self._input.flush()
         (self._directory / "ended").touch()
 
-        def done() -> bool:
+        def has_ended() -> bool:
             code = self.driver.ended()
             if code:
                 self._look_after()
             return code == 0
 
-        assert until(done, 2 * PROGRESS_SECONDS), f"the queries do not end: {self._situation()}"
+        assert until(has_ended, 2 * PROGRESS_SECONDS), f"the queries do not end: {self._situation()}"
 
     def _compare(self) -> None:
         for event in self._events():
@@ -330,13 +332,13 @@ class _Run:
 
 def stale_rows(checkpoint: str, kind: str, state: str | None) -> int:
     """Count the rows of a query's state that the watermark has expired."""
-    found = 0
+    count = 0
     for store in KINDS[kind].stores:
         rows = spark_statestore.read_state(checkpoint, store=store, columns=["key"], checkpoints_dir=state)
         keys = rows["key"].to_pylist()
         assert keys, f"the last rows are missing in {store} of {checkpoint}"
-        found += sum(not is_of_the_end(key) for key in keys)
-    return found
+        count += sum(not is_of_the_end(key) for key in keys)
+    return count
 
 
 def _rows(path: Path) -> list[tuple[str, ...]]:

@@ -121,7 +121,7 @@ def main() -> None:
                     "rows": int(frame["stateTableMaxRows"].max()),
                     "view": spark_statestore.StateView(query)._repr_html_()[:200],
                     "savepoint": error_of(
-                        lambda of=query: spark_statestore.trigger_savepoint(of).result(), SavepointError
+                        lambda query=query: spark_statestore.trigger_savepoint(query).result(), SavepointError
                     ),
                 }
             )

@@ -85,8 +85,8 @@ def write(source: Path, name: str, events: list[tuple[int, str, int]]) -> None:
 def ask(server: str, work: Path, source: Path) -> dict[str, dict[str, Any]]:
     environment = {key: value for key, value in os.environ.items() if key != "SPARK_HOME"}
     command = [sys.executable, CLIENT, server, work, source]
-    done = run(command, env=environment | {"PYTHONPATH": str(ROOT)})
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    result = run(command, env=environment | {"PYTHONPATH": str(ROOT)})
+    lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
     return {line["name"]: line for line in lines}
 
 
@@ -103,8 +103,8 @@ def answers(server: str, work: Path) -> dict[str, dict[str, Any]]:
     # The watermark moves after the batch, so that the last event closes those of its own batch too.
     for number, events in enumerate((EVENTS[:HALF], [*EVENTS[HALF:], CLOSING])):
         write(source, f"{number}.parquet", events)
-        found = ask(server, work, source)
-    return found
+        result = ask(server, work, source)
+    return result
 
 
 def results(answers: dict[str, dict[str, Any]], name: str) -> list[tuple[Any, ...]]:
@@ -113,18 +113,18 @@ def results(answers: dict[str, dict[str, Any]], name: str) -> list[tuple[Any, ..
 
 
 def sessions() -> list[tuple[int, str, int]]:
-    found = []
+    windows = []
     for key in {key for _, key, _ in EVENTS}:
-        seconds = sorted(second for _, of, second in EVENTS if of == key)
+        seconds = sorted(second for _, event_key, second in EVENTS if event_key == key)
         start, count, last = seconds[0], 0, seconds[0]
         for second in seconds:
             # A session ends 2.5 seconds after its last event.
             if second > last + 2.5:
-                found.append((count, key, start))
+                windows.append((count, key, start))
                 start, count = second, 0
             count, last = count + 1, second
-        found.append((count, key, start))
-    return sorted(found)
+        windows.append((count, key, start))
+    return sorted(windows)
 
 
 def test_windows_and_sessions_equal_a_plain_computation(answers: dict[str, dict[str, Any]]) -> None:

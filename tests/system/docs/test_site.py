@@ -35,9 +35,9 @@ def build(directory: Path, site: Path, **environment: str) -> subprocess.Complet
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the site of a published repository."""
     target = tmp_path_factory.mktemp("site")
-    done = build(ROOT, target, REPOSITORY_URL=REPOSITORY)
-    assert done.returncode == 0, done.stderr
-    assert "WARNING" not in done.stderr
+    result = build(ROOT, target, REPOSITORY_URL=REPOSITORY)
+    assert result.returncode == 0, result.stderr
+    assert "WARNING" not in result.stderr
     return target
 
 
@@ -152,6 +152,6 @@ def test_build_refuses(
     source = (checkout / path).read_text()
     assert source.count(old) == 1
     (checkout / path).write_text(source.replace(old, new))
-    done = build(checkout, tmp_path / "site")
-    assert done.returncode != 0
-    assert [error for error in errors if error not in done.stderr] == []
+    result = build(checkout, tmp_path / "site")
+    assert result.returncode != 0
+    assert [error for error in errors if error not in result.stderr] == []

@@ -66,9 +66,9 @@ def test_every_conf_file_has_a_test():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_conf_settings_name_existing_classes_and_options(name: str):
-    found = settings(name)
-    options = {key: value for key, value in found.items() if key.startswith(OPTION_PREFIX)}
-    classes = {value for key, value in found.items() if key not in options}
+    conf = settings(name)
+    options = {key: value for key, value in conf.items() if key.startswith(OPTION_PREFIX)}
+    classes = {value for key, value in conf.items() if key not in options}
     for key, value in options.items():
         check(key.removeprefix(OPTION_PREFIX), value)
     assert options.pop(OPTION_PREFIX + "storage") == ("memory" if name == "memory" else "filesystem")

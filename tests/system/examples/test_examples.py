@@ -151,11 +151,11 @@ def lines_of(
 ) -> list[list[str]]:
     """Run examples in one process, and return the lines that each prints."""
     temporary.mkdir()
-    asked = [[str(EXAMPLES / example), str(directory), arguments] for example, directory, arguments in runs]
+    calls = [[str(EXAMPLES / example), str(directory), arguments] for example, directory, arguments in runs]
     python_path = os.pathsep.join(map(str, [*([path] if path else []), ROOT]))
     environment = os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": python_path}
-    done = run([sys.executable, PROGRAM, json.dumps(asked)], env=environment, timeout=500)
-    reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"lines"')]
+    result = run([sys.executable, PROGRAM, json.dumps(calls)], env=environment, timeout=500)
+    reports = [json.loads(line) for line in result.stdout.splitlines() if line.startswith('{"lines"')]
     assert [report["error"] for report in reports] == [""] * len(runs)
     assert list(temporary.iterdir()) == [], "the examples left files behind"
     return [report["lines"] for report in reports]
@@ -171,22 +171,22 @@ def printed(
     chosen = {
         item.callspec.params.get("example") for item in request.session.items if hasattr(item, "callspec")
     }
-    left = LONG - chosen
-    names = [*(name for name in OUTPUT if name not in ALONE | left), *OUTPUT_TWICE, *OUTPUT_TWICE]
+    skipped = LONG - chosen
+    names = [*(name for name in OUTPUT if name not in ALONE | skipped), *OUTPUT_TWICE, *OUTPUT_TWICE]
     directories = {name: tmp_path_factory.mktemp("example") for name in {*names, *ALONE}}
     temporary = tmp_path_factory.mktemp("temporary")
     runs = [(name, directories[name], ["work"] if name in OUTPUT_TWICE else []) for name in names]
-    found: dict[str, list[list[str]]] = {}
+    lines_by_name: dict[str, list[list[str]]] = {}
     for name, lines in zip(names, lines_of(runs, temporary / "together"), strict=True):
-        found.setdefault(name, []).append(lines)
-    for name in ALONE - left:
-        found[name] = lines_of([(name, directories[name], [])], temporary / name)
+        lines_by_name.setdefault(name, []).append(lines)
+    for name in ALONE - skipped:
+        lines_by_name[name] = lines_of([(name, directories[name], [])], temporary / name)
     for name, (reader, _) in READ.items():
         without = without_spark(directories[name])
-        found[reader] = lines_of(
+        lines_by_name[reader] = lines_of(
             [(reader, directories[name], ["work/checkpoint"])], temporary / reader, without
         )
-    return found
+    return lines_by_name
 
 
 def test_every_small_example_is_tested():
@@ -197,8 +197,8 @@ def test_every_small_example_is_tested():
 
 def test_readme_lists_every_example():
     table = (EXAMPLES / "README.md").read_text()
-    found = [path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")]
-    assert [name for name in found if f"| `{name}` |" not in table] == []
+    names = [path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")]
+    assert [name for name in names if f"| `{name}` |" not in table] == []
 
 
 @pytest.mark.timeout(900)

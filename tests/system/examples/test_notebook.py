@@ -22,12 +22,12 @@ def read() -> Any:
 
 def outputs_by_source(notebook: Any) -> dict[str, list[dict[str, str]]]:
     """Return the displayed data of each cell by the cell's last line; printed text counts as text."""
-    found = {}
+    outputs = {}
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            shown = [one.get("data") or {"text/plain": one.get("text", "")} for one in cell.outputs]
-            found[cell.source.splitlines()[-1]] = shown
-    return found
+            shown = [output.get("data") or {"text/plain": output.get("text", "")} for output in cell.outputs]
+            outputs[cell.source.splitlines()[-1]] = shown
+    return outputs
 
 
 def test_notebook_is_stored_without_outputs() -> None:
@@ -67,5 +67,5 @@ def test_notebook_runs_and_shows_its_results(tmp_path: Path, monkeypatch: pytest
     assert re.findall(r"│ (\w+) +│ +(\d+) │", top) == [("the", "6"), ("fox", "2"), ("brown", "1")]
     # The kernel ends without Python's exit handlers; the next configure removes the archive that this one
     # shipped.
-    left = [path.name for path in temporary.iterdir() if not path.name.startswith("spark-statestore-")]
-    assert left == [], "the notebook left files behind"
+    remaining = [path.name for path in temporary.iterdir() if not path.name.startswith("spark-statestore-")]
+    assert remaining == [], "the notebook left files behind"

@@ -43,7 +43,7 @@ class Topics:
         name = uuid.uuid4().hex
         return cls(servers, f"events-{name}", f"results-{name}")
 
-    def of(self, query: str) -> str:
+    def topic_of(self, query: str) -> str:
         """Return the topic that a query writes."""
         return f"{self.results}-{query}"
 
@@ -125,7 +125,9 @@ def start(
     sink = (
         rows.writeStream.format("kafka").option("kafka.bootstrap.servers", topics.servers).options(**options)
     )
-    sink = sink.option("topic", topics.of(query)).option("checkpointLocation", checkpoint).outputMode(mode)
+    sink = (
+        sink.option("topic", topics.topic_of(query)).option("checkpointLocation", checkpoint).outputMode(mode)
+    )
     return (sink.trigger(availableNow=True) if available_now else sink).queryName(query).start()
 
 
@@ -137,9 +139,9 @@ def answer(spark: SparkSession, topics: Topics, query: str) -> dict[str, str]:
     return {row.key: row.value for row in rows if query == "counts" or not row.key.startswith(_CLOSING)}
 
 
-def written(spark: SparkSession, topics: Topics, query: str) -> Rows:
+def results_of(spark: SparkSession, topics: Topics, query: str) -> Rows:
     """Return what a query has written, as a consumer that skips aborted transactions reads it."""
-    frame = read_topic(spark, topics, topics.of(query)).orderBy("partition", "offset")
+    frame = read_topic(spark, topics, topics.topic_of(query)).orderBy("partition", "offset")
     return [
         (row.key, row.value)
         for row in frame.selectExpr("cast(key as string) key", "cast(value as string) value").collect()

@@ -31,5 +31,5 @@ def test_example_writes_each_visit_once(broker: Broker, jars: str, tmp_path: Pat
             *(sys.executable, ROOT / "examples" / "kafka_sessions.py", broker.servers, *topics),
             *("--checkpoint", tmp_path / "checkpoint", "--jars", jars, "--sample"),
         ]
-        done = run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
-        assert done.stdout.splitlines() == VISITS
+        result = run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
+        assert result.stdout.splitlines() == VISITS

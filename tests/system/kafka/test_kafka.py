@@ -15,7 +15,7 @@ import pytest
 import spark_statestore
 from tests.spark.queries import OURS, ROCKSDB
 from tests.support.services.kafka import Broker
-from tests.system.kafka.queries import EVENTS, QUERIES, Rows, answer, assert_exact, feed, written
+from tests.system.kafka.queries import EVENTS, QUERIES, Rows, answer, assert_exact, feed, results_of
 from tests.system.kafka.runs import Runs
 
 pytestmark = pytest.mark.kafka
@@ -36,7 +36,7 @@ IMPATIENT = {
 def require_exact(spark: Any, runs: Runs, already: Mapping[str, Rows] | None = None) -> None:
     """Compare what both queries have written, after what was written already, with the batch answer."""
     for name in QUERIES:
-        rows = (already or {}).get(name, []) + written(spark, runs.topics, name)
+        rows = (already or {}).get(name, []) + results_of(spark, runs.topics, name)
         print(f"{name}: {len(rows)} records, {len(set(rows))} distinct")
         assert_exact(answer(spark, runs.topics, name), rows, name)
 
@@ -68,7 +68,7 @@ def test_rollback_and_savepoint_take_the_offsets_back(spark: Any, runs: Runs, tm
             for name, path in runs.checkpoints.items()
         }
         runs.wait_for_batches(4)
-    before = {name: written(spark, runs.topics, name) for name in QUERIES}
+    before = {name: results_of(spark, runs.topics, name) for name in QUERIES}
     restored = runs.elsewhere(tmp_path / "restored", replace(runs.topics, results=f"{runs.topics.results}-2"))
     for name, path in runs.checkpoints.items():
         batch = savepoints[name].batch
@@ -95,11 +95,11 @@ def test_queries_converted_here_and_back_equal_the_batch_answer(
             runs.wait_for_batches(3)
         target = runs.elsewhere(tmp_path / to)
         for name, path in runs.checkpoints.items():
-            done = spark_statestore.convert(
+            conversion = spark_statestore.convert(
                 spark, path, target.checkpoints[name], to, batch=runs.committed(name), stopped=True
             )
-            assert done.provider == provider
-            assert done.rows > 0
+            assert conversion.provider == provider
+            assert conversion.rows > 0
         runs = target
     runs.finish()
     require_exact(spark, runs)

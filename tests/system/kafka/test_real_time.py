@@ -24,7 +24,7 @@ from tests.spark.counting import wait_until
 from tests.spark.queries import unload_all
 from tests.support.services.kafka import Broker
 from tests.support.spark_versions import since
-from tests.system.kafka.queries import Rows, Topics, feed, parsed, read_topic, written
+from tests.system.kafka.queries import Rows, Topics, feed, parsed, read_topic, results_of
 from tests.system.kafka.runs import records_read
 
 pytestmark = [pytest.mark.kafka, since("4.3", "stateful queries in real-time mode")]
@@ -112,7 +112,7 @@ class RealTimeQuery:
             session.conf.set(key, value)
         rows = self.build(*(self._source(session) for _ in range(self.sources)))
         sink = rows.writeStream.format("kafka").option("kafka.bootstrap.servers", self.topics.servers)
-        sink = sink.option("topic", self.topics.of("real-time")).outputMode(self.mode)
+        sink = sink.option("topic", self.topics.topic_of("real-time")).outputMode(self.mode)
         sink = sink.option("checkpointLocation", str(self.checkpoint))
         query = sink.trigger(realTime=f"{seconds} seconds").start()
         try:
@@ -133,8 +133,8 @@ class RealTimeQuery:
         batch = max(checkpoint.logged(COMMITS), default=-1)
         return records_read(checkpoint, self.topics, batch) if batch >= 0 else 0
 
-    def written(self) -> Rows:
-        return written(self.spark, self.topics, "real-time")
+    def results(self) -> Rows:
+        return results_of(self.spark, self.topics, "real-time")
 
     def events(self) -> DataFrame:
         """Return the events of the whole topic."""
@@ -144,16 +144,16 @@ class RealTimeQuery:
 def wait(query: Any, condition: Callable[[], bool]) -> None:
     """Wait for a condition; raise the query's error if it ends before."""
 
-    def done() -> bool:
+    def check() -> bool:
         if not query.isActive and query.exception() is not None:
             raise query.exception()
         return condition()
 
-    assert wait_until(done, 120), query.lastProgress
+    assert wait_until(check, 120), query.lastProgress
 
 
-def joined(events: DataFrame, others: DataFrame) -> DataFrame:
-    return events.join(others.select("id"), "id").selectExpr("id as key", "user as value")
+def joined(events: DataFrame, other_events: DataFrame) -> DataFrame:
+    return events.join(other_events.select("id"), "id").selectExpr("id as key", "user as value")
 
 
 def deduplicated_within_watermark(events: DataFrame) -> DataFrame:
@@ -233,15 +233,15 @@ def test_real_time_query_from_kafka_to_kafka_equals_the_batch_answer(
         with query.running(seconds) as running:
             if seconds == 600:
                 # Its results are in the topic long before the end of the batch.
-                wait(running, lambda expected=expected: expected <= set(query.written()))
+                wait(running, lambda expected=expected: expected <= set(query.results()))
                 assert query.committed() == before
             else:
                 wait(running, lambda records=records: query.committed() == records)
                 committed = expected
-        assert Counter(query.written()) == emitted
+        assert Counter(query.results()) == emitted
     assert max(emitted.values()) == 2
     last = {key: max((n for k, n in expected if k == key), key=int) for key, _ in expected}
-    assert operator == "dropDuplicates" or dict(query.written()) == last
+    assert operator == "dropDuplicates" or dict(query.results()) == last
     checkpoint = QueryCheckpoint(str(query.checkpoint))
     assert checkpoint.offsets(checkpoint.newest_batch()).metadata["conf"][PROVIDER_KEY] == PROVIDER_CLASS
 

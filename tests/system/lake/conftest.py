@@ -36,7 +36,7 @@ def iceberg_settings(warehouse: Path) -> dict[str, str]:
 
 def settings(fetches: dict[str, Callable[[], Path]], warehouse: Path) -> dict[str, str]:
     """Return the settings of a session with those formats whose jars can be fetched."""
-    found: dict[str, str] = {}
+    combined: dict[str, str] = {}
     jars: list[str] = []
     for name, fetch in fetches.items():
         try:
@@ -45,9 +45,9 @@ def settings(fetches: dict[str, Callable[[], Path]], warehouse: Path) -> dict[st
             print(f"{name}: {error}")
             continue
         confs = DELTA if name == "delta" else iceberg_settings(warehouse)
-        extensions = filter(None, [found.get(EXTENSIONS), confs[EXTENSIONS]])
-        found |= confs | {EXTENSIONS: ",".join(extensions)}
-    return found | {"spark.jars": ",".join(jars)}
+        extensions = filter(None, [combined.get(EXTENSIONS), confs[EXTENSIONS]])
+        combined |= confs | {EXTENSIONS: ",".join(extensions)}
+    return combined | {"spark.jars": ",".join(jars)}
 
 
 @pytest.fixture(scope="session")

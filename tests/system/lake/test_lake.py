@@ -63,7 +63,7 @@ def table(spark: Any, sink: str, tmp_path: Path) -> Table:
     return Table.create(spark, sink, tmp_path, WINDOWS)
 
 
-def other(table: Table, tmp_path: Path) -> Table:
+def second_table(table: Table, tmp_path: Path) -> Table:
     (tmp_path / "other").mkdir()
     return Table.create(table.spark, table.format, tmp_path / "other", WINDOWS)
 
@@ -97,7 +97,7 @@ def test_rolled_back_query_writes_no_batch_twice_and_its_clone_writes_all(
     run_windows(spark, tmp_path, table.format, table.target)
     expected = answer(spark, tmp_path)
     assert table.rows() == expected
-    checkpoint, second = str(tmp_path / "checkpoint"), other(table, tmp_path)
+    checkpoint, second = str(tmp_path / "checkpoint"), second_table(table, tmp_path)
     unload_all(spark)
     savepoint = spark_statestore.savepoint(checkpoint, str(tmp_path / "savepoints"), batch=2)
     spark_statestore.restore(savepoint.path, str(tmp_path / "copy"))

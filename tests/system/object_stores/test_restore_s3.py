@@ -18,19 +18,21 @@ from tests.unit.savepoints.written_query import WrittenQuery, content
 def test_query_resumes_from_savepoints_of_both_kinds(bucket: str, tmp_path: Path):  # noqa: F811
     query = WrittenQuery(f"s3://{bucket}/checkpoint", with_ids=True)
     query.run(put={b"large": bytes(700)})
-    taken = [savepoint(query.url, f"s3://{bucket}/savepoints", kind) for kind in ("canonical", "pointer")]
+    savepoints = [
+        savepoint(query.url, f"s3://{bucket}/savepoints", kind) for kind in ("canonical", "pointer")
+    ]
     rows = dict(query.rows)
     query.run()
-    assert list_savepoints(f"s3://{bucket}/savepoints") == taken
-    for number, one in enumerate(taken):
+    assert list_savepoints(f"s3://{bucket}/savepoints") == savepoints
+    for number, entry in enumerate(savepoints):
         # With Spark's scheme, and to another file system.
         for place in (f"s3a://{bucket}/new/{number}", str(tmp_path / str(number))):
-            assert restore(one, place) == 0
+            assert restore(entry, place) == 0
             assert content(QueryCheckpoint(place)) == rows
     with pytest.raises(CheckpointExistsError, match="is not empty"):
-        restore(taken[0], f"s3://{bucket}/new/0", claim_mode="claim")
-    restore(taken[1], f"s3://{bucket}/new/2", claim_mode="claim")
-    assert list_savepoints(f"s3://{bucket}/savepoints") == taken[:1]
+        restore(savepoints[0], f"s3://{bucket}/new/0", claim_mode="claim")
+    restore(savepoints[1], f"s3://{bucket}/new/2", claim_mode="claim")
+    assert list_savepoints(f"s3://{bucket}/savepoints") == savepoints[:1]
 
 
 def test_rollback_on_s3(bucket: str):  # noqa: F811

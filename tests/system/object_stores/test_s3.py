@@ -162,12 +162,12 @@ def test_batch_is_one_put_without_listing_in_steady_state(recorded: str, request
             store, CheckpointName(version), rows, parent=None if whole else handle, by=mine
         ).handle
         discard_versions(store, CheckpointName(version), mine, version - 2, 0)
-    made = collections.Counter(methods(requests))
-    assert made.pop("PUT") == 26
+    counts = collections.Counter(methods(requests))
+    assert counts.pop("PUT") == 26
     # Objects of versions 1 to 20; the newest chain begins with version 21.
-    assert made.pop("DELETE") == 20
-    assert set(made) == {"GET"}
-    assert made["GET"] <= 3 * 26
+    assert counts.pop("DELETE") == 20
+    assert set(counts) == {"GET"}
+    assert counts["GET"] <= 3 * 26
     assert not any("list-type" in path for _, path, _ in requests.calls)
 
 

@@ -73,11 +73,11 @@ class Place:
 
 def commit_load_and_clean_up(place: Place) -> None:
     versions, by = open_store(place.url, INLINE), attempt_id()
-    one = commit(versions, ONE, {b"a": b"1", b"b": b"2"}, by=by)
-    two = commit(versions, TWO, {b"c": b"3"}, [b"a"], parent=one.handle, by=by)
+    first = commit(versions, ONE, {b"a": b"1", b"b": b"2"}, by=by)
+    second = commit(versions, TWO, {b"c": b"3"}, [b"a"], parent=first.handle, by=by)
     assert rows_of(open_store(place.url, INLINE), TWO) == {b"b": b"2", b"c": b"3"}
-    three = commit(versions, THREE, {b"a": b"3"}, by=by)
-    assert [done.objects_written for done in (one, two, three)] == [1, 1, 1]
+    third = commit(versions, THREE, {b"a": b"3"}, by=by)
+    assert [result.objects_written for result in (first, second, third)] == [1, 1, 1]
     discard_versions(versions, THREE, by, 3, 0)
 
 
@@ -88,14 +88,14 @@ def test_fault_at_any_request_is_retried_and_counted(bucket: str, proxy: FaultyS
         proxy.inject(dict.fromkeys(range(first, first + count), kind))
         take_retries()
         commit_load_and_clean_up(place)
-        made = proxy.calls
+        calls = proxy.calls
         proxy.inject()
         # A second attempt at a version would appear as a copy beside it.
         assert [name for name in place.names() if "chk" in name] == ["chk-3/_metadata"]
         assert rows_of(open_store(place.url, INLINE), THREE) == {b"a": b"3"}
-        met = [met for _, _, met in made if met]
-        assert (len(met), take_retries()) == (count, count), made
-        return made
+        met = [met for _, _, met in calls if met]
+        assert (len(met), take_retries()) == (count, count), calls
+        return calls
 
     requests = len(run(0, 0))
     assert requests >= 6
@@ -106,14 +106,14 @@ def test_fault_at_any_request_is_retried_and_counted(bucket: str, proxy: FaultyS
 
 
 def test_lost_response_after_a_concurrent_commit_of_the_same_version(bucket: str, proxy: FaultyS3) -> None:
-    place, mine, others = Place(bucket), attempt_id(), attempt_id()
-    commit(open_store(place.url, INLINE), ONE, {b"a": b"other"}, by=others)
+    place, own_id, other_id = Place(bucket), attempt_id(), attempt_id()
+    commit(open_store(place.url, INLINE), ONE, {b"a": b"other"}, by=other_id)
     proxy.inject(dict.fromkeys((1, 3, 5), "lost"))
-    commit(open_store(place.url, INLINE), ONE, {b"a": b"mine"}, by=mine)
+    commit(open_store(place.url, INLINE), ONE, {b"a": b"mine"}, by=own_id)
     proxy.inject()
     # As without faults: the last attempt counts, and both are kept under their attempt ids.
     assert place.names() == sorted(
-        ["chk-1/_metadata", f"chk-1/_metadata.{mine}", f"chk-1/_metadata.{others}"]
+        ["chk-1/_metadata", f"chk-1/_metadata.{own_id}", f"chk-1/_metadata.{other_id}"]
     )
     assert rows_of(open_store(place.url, INLINE), ONE) == {b"a": b"mine"}
 
@@ -143,9 +143,9 @@ def test_backend_reports_storage_retries(bucket: str, proxy: FaultyS3) -> None:
             for version, faults in enumerate(({}, {1: "slow-down", 2: "internal-error"}, {}), 1):
                 proxy.inject(faults)
                 request = put("/", version, attempt_id(), store=at)
-                done = client.ask(request, (Kind.DATA, message({b"a": b"1"}), 0))
-                assert done.error is None
-                assert done.control.get("storageRetries", 0) == len(faults)
+                answer = client.ask(request, (Kind.DATA, message({b"a": b"1"}), 0))
+                assert answer.error is None
+                assert answer.control.get("storageRetries", 0) == len(faults)
     finally:
         assert backend.stop() == 0
 
@@ -178,11 +178,11 @@ def test_multipart_upload_survives_a_fault_at_any_request(bucket: str, proxy: Fa
             for start in range(0, len(state), 1 << 20):
                 stream.write(state[start : start + (1 << 20)])
             handle = stream.close_and_get_handle()
-        made = len(proxy.calls)
+        call_count = len(proxy.calls)
         proxy.inject()
         with handle.open_input_stream() as source:
             assert source.read() == state
-        return made
+        return call_count
 
     requests = run({})
     assert requests >= 4

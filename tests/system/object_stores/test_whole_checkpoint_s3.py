@@ -41,7 +41,9 @@ def test_killed_queries_resume_from_s3(
     runs = Runs(tmp_path / "remote-input", queries, checkpoint_format)
     runs.write_input(range(1))
     for query in queries:
-        runs.kill(url, remote, lambda found, query=query: any(name == query for name, _ in found))
+        runs.kill(
+            url, remote, lambda rows_by_batch, query=query: any(name == query for name, _ in rows_by_batch)
+        )
     runs.write_input(range(1, 4))
     runs.finish(url, remote)
     assert outputs(remote) == expected

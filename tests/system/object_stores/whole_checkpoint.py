@@ -29,7 +29,7 @@ CONNECTORS = (
 
 
 def main(
-    checkpoints: str, given: Path, output: Path, checkpoint_format: str, together: bool, queries: list[str]
+    checkpoints: str, inputs: Path, output: Path, checkpoint_format: str, together: bool, queries: list[str]
 ) -> None:
     """Run the queries to the end of their input."""
     builder = local_builder("whole-checkpoint", memory="1g").config("spark.jars", os.environ["TEST_JAR"])
@@ -48,7 +48,7 @@ def main(
     started = []
     for number, name in enumerate(queries):
         case, checkpoint = CASES[name], f"{checkpoints}/{number}"
-        started.append(start(spark, case, str(given / case.reads), checkpoint, append_to(output, name)))
+        started.append(start(spark, case, str(inputs / case.reads), checkpoint, append_to(output, name)))
         if not together:
             started.pop().awaitTermination()
     for query in started:

@@ -23,9 +23,9 @@ Outputs = dict[tuple[str, int], list[str]]
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs of some queries over the input in `given`, one after another or together."""
+    """Runs of some queries over the input in `inputs`, one after another or together."""
 
-    given: Path
+    inputs: Path
     queries: Sequence[str]
     checkpoint_format: int
     together: bool = False
@@ -33,7 +33,7 @@ class Runs:
     def write_input(self, batches: Iterable[int]) -> None:
         """Write the input of batches."""
         for name in {CASES[query].reads for query in self.queries}:
-            write_input(self.given, name, batches)
+            write_input(self.inputs, name, batches)
 
     def finish(self, checkpoints: str, output: Path) -> None:
         """Run the queries to the end of their input."""
@@ -57,7 +57,7 @@ class Runs:
 
     def _start(self, checkpoints: str, output: Path) -> subprocess.Popen[str]:
         program = "tests.system.object_stores.whole_checkpoint"
-        arguments = [checkpoints, str(self.given), str(output), str(self.checkpoint_format)]
+        arguments = [checkpoints, str(self.inputs), str(output), str(self.checkpoint_format)]
         return subprocess.Popen(
             [sys.executable, "-m", program, *arguments, str(int(self.together)), *self.queries],
             cwd=ROOT,
@@ -70,8 +70,8 @@ class Runs:
 
 def outputs(file: Path) -> Outputs:
     """Return the rows by query and batch, and check that a repeated batch has the same rows."""
-    found: Outputs = {}
+    result: Outputs = {}
     for line in file.read_text().splitlines():
         name, number, rows = json.loads(line)
-        assert found.setdefault((name, number), rows) == rows
-    return found
+        assert result.setdefault((name, number), rows) == rows
+    return result

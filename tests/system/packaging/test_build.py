@@ -36,9 +36,9 @@ def build(checkout: Path, **environment: str) -> subprocess.CompletedProcess[str
 
 def test_build_skips_unchanged_sources(checkout: Path) -> None:
     before = (checkout / JAR).stat().st_mtime_ns
-    done = build(checkout)
-    assert done.returncode == 0, done.stderr
-    assert "compiling" not in done.stderr
+    result = build(checkout)
+    assert result.returncode == 0, result.stderr
+    assert "compiling" not in result.stderr
     assert (checkout / JAR).stat().st_mtime_ns == before
 
 
@@ -47,9 +47,9 @@ def test_build_skips_unchanged_sources(checkout: Path) -> None:
 def test_build_includes_a_changed_option(checkout: Path) -> None:
     options = checkout / "spark_statestore/options.py"
     options.write_text(options.read_text().replace('"storageRetries"', '"storageAttempts"'))
-    done = build(checkout)
-    assert done.returncode == 0, done.stderr
-    assert f"compiling the shim for Spark {SPARK_MINOR}" in done.stderr
+    result = build(checkout)
+    assert result.returncode == 0, result.stderr
+    assert f"compiling the shim for Spark {SPARK_MINOR}" in result.stderr
     assert b",storageAttempts," in zipfile.ZipFile(checkout / JAR).read("spark-statestore.properties")
 
 
@@ -58,9 +58,9 @@ def test_build_shows_compiler_errors_and_keeps_the_old_jar(checkout: Path) -> No
     before = (checkout / JAR).read_bytes()
     source = checkout / "jvm-shim/src/main/scala/org/apache/spark/sql/statestore/Errors.scala"
     source.write_text(source.read_text() + "\nobject Broken { val number: Int = true }\n")
-    done = build(checkout)
-    assert done.returncode == 1
-    assert "type mismatch" in done.stderr
+    result = build(checkout)
+    assert result.returncode == 1
+    assert "type mismatch" in result.stderr
     assert (checkout / JAR).read_bytes() == before
 
 
@@ -80,16 +80,16 @@ def test_build_error_names_a_missing_or_old_java(
         java.parent.mkdir()
         java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
         java.chmod(0o755)
-    done = build(checkout, JAVA_HOME=str(tmp_path))
-    assert done.returncode == 1
-    assert error in done.stderr
-    assert (version or "") in done.stderr
+    result = build(checkout, JAVA_HOME=str(tmp_path))
+    assert result.returncode == 1
+    assert error in result.stderr
+    assert (version or "") in result.stderr
 
 
 def test_build_error_names_a_missing_pyspark(checkout: Path) -> None:
-    done = run([sys.executable, "-S", str(checkout / "jvm-shim/build_shim.py")], may_fail=True)
-    assert done.returncode == 1
-    assert "pip install 'pyspark==4.3.*'" in done.stderr
+    result = run([sys.executable, "-S", str(checkout / "jvm-shim/build_shim.py")], may_fail=True)
+    assert result.returncode == 1
+    assert "pip install 'pyspark==4.3.*'" in result.stderr
 
 
 def output_of(code: str, directory: Path) -> list[str]:

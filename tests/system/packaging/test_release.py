@@ -53,7 +53,7 @@ def write_wheel(directory: Path, members: dict[str, bytes], mode: int = 0o644) -
 
 
 @pytest.mark.parametrize(
-    ("other", "mode", "expected"),
+    ("changes", "mode", "expected"),
     [
         pytest.param({}, 0o644, [], id="equal"),
         pytest.param({"a.py": b"2"}, 0o644, ["a.py"], id="content"),
@@ -63,11 +63,11 @@ def write_wheel(directory: Path, members: dict[str, bytes], mode: int = 0o644) -
     ],
 )
 def test_differences_name_the_members_of_wheels_and_jars(
-    release: ModuleType, tmp_path: Path, other: dict[str, bytes], mode: int, expected: list[str]
+    release: ModuleType, tmp_path: Path, changes: dict[str, bytes], mode: int, expected: list[str]
 ) -> None:
     members = {"a.py": b"1", "x.jar": jar_of("4.3")}
     first = write_wheel(tmp_path / "first", members)
-    second = write_wheel(tmp_path / "second", members | other, mode)
+    second = write_wheel(tmp_path / "second", members | changes, mode)
     assert release.differences(first, second) == [f"{first.name}: {name}" for name in expected]
 
 

@@ -29,8 +29,8 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if "RELEASE" not in os.environ:
         directory = tmp_path_factory.mktemp("sdist")
         run([sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", directory], cwd=ROOT)
-    (found,) = directory.glob("*.tar.gz")
-    return found
+    (path,) = directory.glob("*.tar.gz")
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +38,8 @@ def unpacked(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(sdist) as archive:
         archive.extractall(directory, filter="data")
-    (found,) = directory.iterdir()
-    return found
+    (root,) = directory.iterdir()
+    return root
 
 
 def pytest_in(directory: Path, *arguments: str) -> str:
@@ -59,9 +59,9 @@ def test_sdist_has_every_file_of_the_sources(unpacked: Path) -> None:
 
 def test_first_tier_is_collected_and_runs_from_the_sdist(unpacked: Path) -> None:
     collected = pytest_in(unpacked, "--collect-only", "--tier", "first", "-m", "not alone")
-    found = re.search(r"(\d+)(?:/\d+)? tests collected", collected)
-    assert found is not None
-    assert int(found[1]) > 1000
+    match = re.search(r"(\d+)(?:/\d+)? tests collected", collected)
+    assert match is not None
+    assert int(match[1]) > 1000
     output = pytest_in(unpacked, "tests/unit/test_docs.py", "tests/unit/test_source.py", "tests/unit/storage")
     assert " passed" in output
 

@@ -32,8 +32,8 @@ def wheel(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*command, "--wheel-dir", str(target), str(ROOT)], check=True)
-    (found,) = target.glob("*.whl")
-    return found
+    (path,) = target.glob("*.whl")
+    return path
 
 
 def test_wheel_has_only_the_package_and_the_jar(wheel: Path) -> None:
@@ -53,7 +53,7 @@ def bill_of_materials(wheel: Path) -> str:
 
 def test_bill_of_materials_has_the_jars_and_dependencies_of_the_wheel(wheel: Path) -> None:
     bill = json.loads(bill_of_materials(wheel))
-    components = {one["name"]: one for one in bill["components"]}
+    components = {component["name"]: component for component in bill["components"]}
     with zipfile.ZipFile(wheel) as archive:
         shipped = {
             Path(name).name: archive.read(name) for name in archive.namelist() if name.endswith(".jar")
@@ -65,7 +65,10 @@ def test_bill_of_materials_has_the_jars_and_dependencies_of_the_wheel(wheel: Pat
         assert components[name]["hashes"] == [{"alg": "SHA-256", "content": digest}]
     parsed = [Requirement(text) for text in requirements]
     required = {requirement.name for requirement in parsed if requirement.marker is None}
-    assert {name for name, one in components.items() if one["scope"] == "required"} == {*shipped, *required}
+    assert {name for name, component in components.items() if component["scope"] == "required"} == {
+        *shipped,
+        *required,
+    }
     assert components["pyspark"]["purl"] == "pkg:pypi/pyspark?vers=vers:pypi/%3E%3D4.0.1%7C%3C4.4"
     spark = components["spark-sql_2.13"]
     assert (spark["version"], spark["scope"]) == (version("pyspark"), "excluded")

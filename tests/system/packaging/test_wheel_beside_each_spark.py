@@ -26,8 +26,8 @@ def wheel() -> Path:
     """Build the wheel with the jars of all minor versions, or take that of a release."""
     if "RELEASE" not in os.environ:
         subprocess.run(["make", "wheel"], cwd=ROOT, check=True)
-    (found,) = (ROOT / "dist").glob("*.whl")
-    return found
+    (path,) = (ROOT / "dist").glob("*.whl")
+    return path
 
 
 @pytest.fixture(params=SUPPORTED_SPARK)

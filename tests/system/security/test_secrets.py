@@ -19,31 +19,31 @@ pytestmark = [pytest.mark.slow, *S3_WARNINGS]
 @pytest.fixture
 def directory() -> Iterator[Path]:
     # Short, as a socket's path is limited.
-    made = Path(tempfile.mkdtemp(prefix="secret-", dir="/tmp"))
-    yield made
-    shutil.rmtree(made)
+    path = Path(tempfile.mkdtemp(prefix="secret-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)
 
 
 def stored(endpoint: str) -> dict[str, bytes]:
     """Return the objects of the bucket."""
     client = client_of(endpoint)
-    names = [found["Key"] for found in client.list_objects_v2(Bucket="bucket")["Contents"]]
+    names = [entry["Key"] for entry in client.list_objects_v2(Bucket="bucket")["Contents"]]
     return {name: client.get_object(Bucket="bucket", Key=name)["Body"].read() for name in names}
 
 
 def test_secrets_appear_in_no_output(built: Path, directory: Path) -> None:
     planted = f"planted-{secrets.token_hex(12)}"
-    seen = directory / "seen"
+    work = directory / "seen"
     for name in ("events", "tmp"):
-        (seen / name).mkdir(parents=True)
+        (work / name).mkdir(parents=True)
     confs = {
         "spark.jars": str(built),
         "spark.ui.enabled": "true",
         "spark.ui.port": "0",
         "spark.eventLog.enabled": "true",
-        "spark.eventLog.dir": f"file:{seen}/events",
-        "spark.local.dir": f"{seen}/tmp",
-        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={seen}/tmp",
+        "spark.eventLog.dir": f"file:{work}/events",
+        "spark.local.dir": f"{work}/tmp",
+        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={work}/tmp",
     }
     with s3_service() as endpoint:
         environment = {
@@ -59,7 +59,7 @@ def test_secrets_appear_in_no_output(built: Path, directory: Path) -> None:
             "planted_secrets",
             environment,
             confs=confs,
-            directory=str(seen),
+            directory=str(work),
             storage="s3://bucket/state",
             wrong=wrong,
         ) as program:
@@ -83,7 +83,7 @@ def test_secrets_appear_in_no_output(built: Path, directory: Path) -> None:
         **{f"process {number}": line for number, line in enumerate(output["processes"])},
         **{f"page {name}": page for name, page in output["pages"].items()},
     }
-    files = {str(path): path.read_bytes() for path in seen.rglob("*") if path.is_file()}
+    files = {str(path): path.read_bytes() for path in work.rglob("*") if path.is_file()}
     assert any("/commits/" in name for name in files)
     assert any("/events/" in name for name in files)
     outputs = objects | files | {name: text.encode() for name, text in texts.items()}

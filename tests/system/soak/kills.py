@@ -53,10 +53,10 @@ class Application:
     """The application in a process group of its own, with the events that it reports."""
 
     def __init__(self, directory: Path, queries: int, seed: int) -> None:
-        asked = {"directory": str(directory), "queries": queries, "seed": seed}
+        arguments = {"directory": str(directory), "queries": queries, "seed": seed}
         self._log = open(directory / "application.log", "a", encoding="utf-8")  # noqa: SIM115 - closed with it
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.system.soak.many_queries", json.dumps(asked)],
+            [sys.executable, "-m", "tests.system.soak.many_queries", json.dumps(arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -164,13 +164,17 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50, help="number of kills (50)")
     parser.add_argument("--queries", type=int, default=60, help="number of queries (60)")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="seed of the moments")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     # Otherwise the application would outlive this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    print(f"seed {asked.seed}", flush=True)
+    print(f"seed {arguments.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="sst-") as directory:
         result = kill_repeatedly(
-            Path(directory), asked.kills, asked.queries, asked.seed, lambda text: print(text, flush=True)
+            Path(directory),
+            arguments.kills,
+            arguments.queries,
+            arguments.seed,
+            lambda text: print(text, flush=True),
         )
     print(result)
     sys.exit(1 if result.problems else 0)

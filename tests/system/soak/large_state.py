@@ -30,19 +30,19 @@ PARTITIONS = 8
 MASK = 0x5555
 
 
-def keys_and_value(asked, number):
+def keys_and_value(arguments, number):
     """Return the keys of a batch's events, and the value that all of them have."""
-    if number < asked["fills"]:
-        edges = [asked["keys"] * n // asked["fills"] for n in (number, number + 1)]
+    if number < arguments["fills"]:
+        edges = [arguments["keys"] * n // arguments["fills"] for n in (number, number + 1)]
         return np.arange(*edges, dtype=np.int64), 1
-    return np.random.default_rng(number).integers(0, asked["keys"], asked["updates"]), number
+    return np.random.default_rng(number).integers(0, arguments["keys"], arguments["updates"]), number
 
 
-def expected(asked, batches):
+def expected(arguments, batches):
     """Return count, sum and maximum of the values of each key after so many batches."""
-    count, total, largest = (np.zeros(asked["keys"], np.int64) for _ in range(3))
+    count, total, largest = (np.zeros(arguments["keys"], np.int64) for _ in range(3))
     for number in range(batches):
-        keys, value = keys_and_value(asked, number)
+        keys, value = keys_and_value(arguments, number)
         np.add.at(count, keys, 1)
         np.add.at(total, keys, value)
         largest[keys] = value
@@ -50,37 +50,39 @@ def expected(asked, batches):
 
 
 def main():
-    asked = json.loads(sys.argv[1])
-    watched = f"{asked['root']}/input"
+    arguments = json.loads(sys.argv[1])
+    watched = f"{arguments['root']}/input"
     os.makedirs(watched, exist_ok=True)
-    builder = local_builder("large-state", memory=asked["memory"])
+    builder = local_builder("large-state", memory=arguments["memory"])
     builder.config("spark.sql.shuffle.partitions", str(PARTITIONS))
     builder.config("spark.sql.streaming.stateStore.maintenanceInterval", "10s")
-    builder.config("spark.local.dir", asked["local"])
+    builder.config("spark.local.dir", arguments["local"])
     builder.config("spark.sql.streaming.minBatchesToRetain", "10")
-    spark = spark_statestore.configure(builder, localRecovery=asked.get("copies", "off")).getOrCreate()
+    spark = spark_statestore.configure(builder, localRecovery=arguments.get("copies", "off")).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     started = time.monotonic()
-    query = start(spark, watched, f"{asked['root']}/checkpoint")
-    if asked["first"] and not asked["kill"]:
+    query = start(spark, watched, f"{arguments['root']}/checkpoint")
+    if arguments["first"] and not arguments["kill"]:
         # The batch that was killed.
         query.processAllAvailable()
-        report("loaded", loaded(query, asked["first"] - 1, time.monotonic() - started))
+        report("loaded", loaded(query, arguments["first"] - 1, time.monotonic() - started))
     jvm = psutil.Process(jvm_of(spark))
-    sorts = Sorts(cache(spark, asked["cached"])) if asked.get("sorts") else None
-    for number in range(asked["first"], asked["last"]):
-        if number == asked["fills"] and asked.get("cached") and not sorts:
-            cache(spark, asked["cached"])
+    sorts = Sorts(cache(spark, arguments["cached"])) if arguments.get("sorts") else None
+    for number in range(arguments["first"], arguments["last"]):
+        if number == arguments["fills"] and arguments.get("cached") and not sorts:
+            cache(spark, arguments["cached"])
             report("cached", {"mapped MiB": moved(spark) >> 20})
-        put(asked, watched, number)
+        put(arguments, watched, number)
         query.processAllAvailable()
         report("batch", sample(query, number, jvm))
     spark._jvm.java.lang.System.gc()
     heap = spark._jvm.java.lang.management.ManagementFactory.getMemoryMXBean().getHeapMemoryUsage().getUsed()
     report("memory", {"jvm heap MiB": heap >> 20, "jvm resident MiB": jvm.memory_info().rss >> 20})
-    if asked["kill"]:
-        put(asked, watched, asked["last"])
-        if not wait_until(lambda: os.path.exists(f"{asked['root']}/checkpoint/offsets/{asked['last']}"), 60):
+    if arguments["kill"]:
+        put(arguments, watched, arguments["last"])
+        if not wait_until(
+            lambda: os.path.exists(f"{arguments['root']}/checkpoint/offsets/{arguments['last']}"), 60
+        ):
             raise TimeoutError("the batch that is to be killed did not begin")
         kill(*(backend.pid for backend in backends_of(jvm.pid)), jvm.pid)
         os._exit(0)
@@ -144,10 +146,10 @@ def start(spark, watched, checkpoint):
     return writer.option("checkpointLocation", checkpoint).start()
 
 
-def put(asked, watched, number):
-    keys, value = keys_and_value(asked, number)
+def put(arguments, watched, number):
+    keys, value = keys_and_value(arguments, number)
     columns = {"a": keys, "b": keys ^ MASK, "v": np.full(len(keys), value)}
-    unfinished = f"{asked['root']}/unfinished.parquet"
+    unfinished = f"{arguments['root']}/unfinished.parquet"
     pq.write_table(pa.table(columns), unfinished)
     del keys, columns
     gc.collect()
@@ -157,12 +159,12 @@ def put(asked, watched, number):
 def progress_of(query, batch):
     """Return the progress of a batch with data, which Spark reports shortly after the batch has ended."""
 
-    def found():
+    def matches():
         return [p for p in query.recentProgress if p["batchId"] == batch and "addBatch" in p["durationMs"]]
 
-    if not wait_until(found, 60):
+    if not wait_until(matches, 60):
         raise TimeoutError(f"there is no progress of batch {batch}")
-    return found()[-1]
+    return matches()[-1]
 
 
 def loaded(query, batch, seconds):

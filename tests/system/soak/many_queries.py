@@ -65,8 +65,8 @@ def after_others(checkpoints: str) -> Any:
         return sum(numbers) + len(numbers)
 
     def wait(tables: Iterator[Any]) -> Iterator[Any]:
-        wanted, end = count_batches() + OTHERS, time.monotonic() + 90
-        while count_batches() < wanted and time.monotonic() < end:
+        target, end = count_batches() + OTHERS, time.monotonic() + 90
+        while count_batches() < target and time.monotonic() < end:
             time.sleep(0.5)
         yield from tables
 
@@ -180,8 +180,8 @@ def finish(queries: list[Counting]) -> None:
 
 
 def main() -> None:
-    asked = json.loads(sys.argv[1])
-    directory = Path(asked["directory"])
+    arguments = json.loads(sys.argv[1])
+    directory = Path(arguments["directory"])
     pools = directory / "pools.xml"
     pools.write_text(POOLS)
     builder = local_builder("queries", memory="2g", master=f"local[{CORES}]")
@@ -189,12 +189,12 @@ def main() -> None:
         builder.config(key, value)
     spark = spark_statestore.configure(builder).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
-    queries = [Counting(spark, directory, number) for number in range(asked["queries"])]
+    queries = [Counting(spark, directory, number) for number in range(arguments["queries"])]
     report("started")
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.readline(), ended.set()), daemon=True).start()
     try:
-        keep_running(queries, random.Random(asked["seed"]), ended)
+        keep_running(queries, random.Random(arguments["seed"]), ended)
         finish(queries)
     except BaseException as error:
         report("failed", f"{type(error).__name__}: {error}")

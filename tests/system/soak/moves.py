@@ -125,12 +125,12 @@ class Moving:
         """Wait until the query has committed some more batches."""
         newest = max(self.committed(), default=-1)
 
-        def done() -> bool:
+        def has_batches() -> bool:
             if not self._query.isActive:
                 raise RuntimeError(f"the query failed: {failure_of(self._query)}")
             return max(self.committed(), default=-1) >= newest + count
 
-        assert wait_until(done, 120), f"no batch after {newest}"
+        assert wait_until(has_batches, 120), f"no batch after {newest}"
 
     def committed(self) -> list[int]:
         return sorted(int(log.name) for log in Path(self._checkpoint, "commits").glob("[0-9]*"))
@@ -155,25 +155,25 @@ class Moving:
 
     def _check_restored(self, savepoint: Any) -> None:
         restored = self._directory / "restored"
-        what = f"held batch {savepoint.batch}"
+        subject = f"held batch {savepoint.batch}"
         try:
             spark_statestore.restore(savepoint.path, str(restored))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is a problem
             self.checked += 1
-            self.problems.append(f"{what} cannot be restored: {error}")
+            self.problems.append(f"{subject} cannot be restored: {error}")
         else:
-            self._check(str(restored), savepoint.batch, what)
+            self._check(str(restored), savepoint.batch, subject)
         shutil.rmtree(restored, ignore_errors=True)
 
-    def _check(self, checkpoint: str, batch: int, what: str) -> None:
+    def _check(self, checkpoint: str, batch: int, subject: str) -> None:
         self.checked += 1
         if problem := problem_of(checkpoint, batch):
-            self.problems.append(f"{what}: {problem}")
+            self.problems.append(f"{subject}: {problem}")
             return
         rows = spark_statestore.read_state(checkpoint, batch=batch).to_pylist()
         state = {next(iter(row["key"].values())): tuple(row["value"].values()) for row in rows}
         if state != expected(batch):
-            self.problems.append(f"{what} has the wrong state: {next(iter(state.items()), None)}")
+            self.problems.append(f"{subject} has the wrong state: {next(iter(state.items()), None)}")
 
 
 def move(spark: Any, moving: Moving, directory: Path, moves: int) -> None:
@@ -207,7 +207,7 @@ def move(spark: Any, moving: Moving, directory: Path, moves: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.system.soak.moves", description=__doc__)
     parser.add_argument("--moves", type=int, default=200, help="number of moves (200)")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sst-") as name:
         directory = Path(name)
         os.environ.update(cluster_environment(directory), PYSPARK_PYTHON=sys.executable)
@@ -219,7 +219,7 @@ def main() -> None:
         moving = Moving(spark, directory)
         moving.start()
         try:
-            move(spark, moving, directory, asked.moves)
+            move(spark, moving, directory, arguments.moves)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is a problem
             moving.problems.append(f"after {moving.moved} moves: {error}")
         # After a failure this tells whether a version is damaged, or could only not be loaded there.
@@ -228,11 +228,10 @@ def main() -> None:
             print("   ", " ".join(problem.split())[:800], flush=True)
         spark.stop()
     print(
-        f"{moving.moved} of {asked.moves} moves to the other executor, {moving.checked} retained and held "
-        "versions checked, "
-        f"{len(moving.problems)} problems"
+        f"{moving.moved} of {arguments.moves} moves to the other executor, {moving.checked} retained and "
+        f"held versions checked, {len(moving.problems)} problems"
     )
-    sys.exit(1 if moving.problems or moving.moved < asked.moves else 0)
+    sys.exit(1 if moving.problems or moving.moved < arguments.moves else 0)
 
 
 if __name__ == "__main__":

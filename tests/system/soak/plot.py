@@ -21,9 +21,11 @@ def draw(samples: list[dict[str, float]], target: Path) -> None:
     rows = -(-len(names) // columns)
     figure, axes = pyplot.subplots(rows, columns, figsize=(11, 2.4 * rows), squeeze=False)
     for name, axis in zip(names, axes.flat, strict=False):
-        axis.plot([one["batch"] for one in samples], [one[name] for one in samples], color="#2060a0")
+        axis.plot(
+            [sample["batch"] for sample in samples], [sample[name] for sample in samples], color="#2060a0"
+        )
         axis.set_title(name.replace("jvm", "JVM"), fontsize=9)
-        axis.set_ylim(0, 1.25 * max(one[name] for one in samples) or 1)
+        axis.set_ylim(0, 1.25 * max(sample[name] for sample in samples) or 1)
         axis.tick_params(labelsize=7)
     for axis in list(axes.flat)[len(names) :]:
         axis.axis("off")

@@ -32,10 +32,10 @@ QUIET = {
 
 
 def main():
-    asked = json.loads(sys.argv[1])
-    builder = local_builder("soak", memory=asked["memory"], master=f"local[{asked['threads']}]")
+    arguments = json.loads(sys.argv[1])
+    builder = local_builder("soak", memory=arguments["memory"], master=f"local[{arguments['threads']}]")
     builder.config("spark.sql.streaming.stateStore.maintenanceInterval", "2s")
-    builder.config("spark.sql.shuffle.partitions", str(asked["partitions"]))
+    builder.config("spark.sql.shuffle.partitions", str(arguments["partitions"]))
     for key, value in QUIET.items():
         builder.config(key, value)
     builder.config("spark.sql.streaming.minBatchesToRetain", str(RETAINED))
@@ -43,7 +43,7 @@ def main():
     spark.sparkContext.setLogLevel("ERROR")
     query = start_counting(
         spark,
-        asked["checkpoint"],
+        arguments["checkpoint"],
         confs={
             "spark.sql.streaming.minBatchesToRetain": RETAINED,
             "spark.sql.streaming.fileSink.log.cleanupDelay": "0",
@@ -51,12 +51,12 @@ def main():
     )
     wait_for_batch(query, 0)
     start = time.monotonic()
-    for number in range(1, asked["samples"] + 1):
-        batch = asked["batches"] * number // asked["samples"]
+    for number in range(1, arguments["samples"] + 1):
+        batch = arguments["batches"] * number // arguments["samples"]
         wait_for_batch(query, batch, seconds=3600)
-        report("sample", sample(spark, query, asked["checkpoint"], start))
+        report("sample", sample(spark, query, arguments["checkpoint"], start))
     # Compares the whole result with the expected counts.
-    finish(spark, query, asked["batches"])
+    finish(spark, query, arguments["batches"])
     report("exact", query.lastProgress.batchId)
     spark.stop()
 

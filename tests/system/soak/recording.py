@@ -16,10 +16,10 @@ from tests.support.paths import ROOT
 RESULTS = Path(__file__).parent / "results"
 
 
-def events_of(program: str, asked: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def events_of(program: str, arguments: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Run a program, yield the names and values of its events, and check that it succeeds."""
     with subprocess.Popen(
-        [sys.executable, "-m", f"tests.system.soak.{program}", json.dumps(asked)],
+        [sys.executable, "-m", f"tests.system.soak.{program}", json.dumps(arguments)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,

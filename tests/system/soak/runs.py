@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=200, help="number of runs (200)")
     parser.add_argument("--batches", type=int, default=20, help="batches of each run (20)")
     parser.add_argument("--url", help="where checkpoints are; by default a temporary directory")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     builder = local_builder("runs", memory="1g", master="local[4]")
     for key, value in CONFS.items():
         builder.config(key, value)
@@ -56,17 +56,17 @@ def main() -> None:
     samples: list[dict[str, Any]] = []
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="sst-") as directory:
-        for number in range(asked.runs):
-            checkpoint = f"{asked.url or directory}/{number}"
+        for number in range(arguments.runs):
+            checkpoint = f"{arguments.url or directory}/{number}"
             session = spark.newSession()
             query = start_counting(
                 session,
                 checkpoint,
                 confs={"spark.sql.streaming.stateStore.checkpointFormatVersion": 1 + number % 2},
             )
-            finish(session, query, asked.batches - 1)
+            finish(session, query, arguments.batches - 1)
             session.sql("drop view counts")
-            if (number + 1) % max(1, asked.runs // SAMPLES) == 0:
+            if (number + 1) % max(1, arguments.runs // SAMPLES) == 0:
                 # Maintenance unloads the stores of a run that has ended.
                 time.sleep(3)
                 # The JVM keeps the sessions and queries that Python's garbage refers to.

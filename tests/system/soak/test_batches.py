@@ -35,7 +35,7 @@ def test_growth_detects_an_increase() -> None:
     flat = [dict.fromkeys(GROWTH, 100) for _ in range(SAMPLES)]
     assert set(growth(flat, GROWTH, 10).values()) == {0}
     for name, most in GROWTH.items():
-        rising = [one | {name: 100 + 4 * most * number // SAMPLES} for number, one in enumerate(flat)]
+        rising = [sample | {name: 100 + 4 * most * number // SAMPLES} for number, sample in enumerate(flat)]
         assert growth(rising, GROWTH, 10)[name] > most
 
 
@@ -58,12 +58,12 @@ def test_sixty_four_concurrent_tasks_leak_no_resources(built: Path, tmp_path: Pa
     # Spark's own aggregation reserves a share of the memory for each task.
     samples = run(tmp_path, "64-tasks", batches=BATCHES // 50, threads=64, partitions=64, memory="2g")
     # A connection for each task at most, and both sides' threads for them.
-    assert max(one["backend threads"] for one in samples) <= 64 + 16
+    assert max(sample["backend threads"] for sample in samples) <= 64 + 16
 
 
-def run(tmp_path: Path, name: str, **asked: Any) -> list[dict[str, Any]]:
+def run(tmp_path: Path, name: str, **settings: Any) -> list[dict[str, Any]]:
     """Run the program, record its samples, check their growth, and return them."""
-    arguments = {"checkpoint": str(tmp_path / "counting"), "samples": SAMPLES, **asked}
+    arguments = {"checkpoint": str(tmp_path / "counting"), "samples": SAMPLES, **settings}
     samples, exact = [], -1
     for event, value in events_of("program", arguments):
         print(event, value, flush=True)
@@ -71,9 +71,9 @@ def run(tmp_path: Path, name: str, **asked: Any) -> list[dict[str, Any]]:
             samples.append(value)
         else:
             exact = value
-    assert exact >= asked["batches"]
+    assert exact >= settings["batches"]
     grown = growth(samples, GROWTH, 10)
-    target = record(name, asked=asked, batches=exact, growth=grown, samples=samples)
+    target = record(name, settings=settings, batches=exact, growth=grown, samples=samples)
     draw(samples, target.with_suffix(".svg"))
     assert {name: by for name, by in grown.items() if by > GROWTH[name]} == {}
     return samples

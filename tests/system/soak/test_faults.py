@@ -14,10 +14,10 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(14_400)]
 
 def run(program: str, *arguments: str) -> None:
     """Run a program, whose exit code tells whether all was right."""
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", f"tests.system.soak.{program}", *arguments], cwd=ROOT, check=False
     )
-    assert done.returncode == 0
+    assert result.returncode == 0
 
 
 def test_sixty_queries_keep_their_committed_batches_through_fifty_kills(built: object) -> None:

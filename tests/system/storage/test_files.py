@@ -59,16 +59,16 @@ class TestFiles(OnService, FileSystemTests):
         if replaces:
             files.create(path, old)
         writer = threading.Thread(target=files.replace if replaces else files.create, args=(path, new))
-        seen = set()
+        sizes = set()
         writer.start()
         while writer.is_alive():
             try:
-                seen.add(files.size(path))
+                sizes.add(files.size(path))
             except FileNotFoundError:
-                seen.add(None)
+                sizes.add(None)
         writer.join()
         assert files.size(path) == len(new)
-        assert seen <= {len(new), len(old) if replaces else None}
+        assert sizes <= {len(new), len(old) if replaces else None}
         assert self.names(files, root) == ["file"]
 
     def test_url_opens_the_same_file(self, files: FileSystem, root: str) -> None:

@@ -33,21 +33,21 @@ def expected(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Outputs:
     runs = Runs(directory / "input", QUERIES, 2, together=True)
     runs.write_input(ALL)
     runs.finish(str(directory / "checkpoints"), directory / "output.jsonl")
-    found = outputs(directory / "output.jsonl")
-    assert {(name, number) for name, number in found} == {
+    result = outputs(directory / "output.jsonl")
+    assert {(name, number) for name, number in result} == {
         (name, number) for name in QUERIES for number in ALL
     }
-    return found
+    return result
 
 
-def batches(found: Outputs, first: int) -> Outputs:
-    return {(name, number): rows for (name, number), rows in found.items() if number >= first}
+def batches(rows_by_batch: Outputs, first: int) -> Outputs:
+    return {(name, number): rows for (name, number), rows in rows_by_batch.items() if number >= first}
 
 
 def run(*commands: list[str]) -> list[Any]:
-    done = run_elsewhere(commands, timeout=300)
-    assert [(code, answer) for code, answer in done if code] == []
-    return [answer for _, answer in done]
+    results = run_elsewhere(commands, timeout=300)
+    assert [(code, answer) for code, answer in results if code] == []
+    return [answer for _, answer in results]
 
 
 @pytest.mark.parametrize(
@@ -62,10 +62,10 @@ def test_killed_restarted_and_restored_queries_equal_a_local_run(
     output, of_restored = tmp_path / "output.jsonl", tmp_path / "restored.jsonl"
     runs.finish(url, output)
     checkpoints = [f"{url}/{number}" for number in range(len(QUERIES))]
-    taken = run(*(["savepoint", "trigger", name, "--target", savepoints] for name in checkpoints))
+    entries = run(*(["savepoint", "trigger", name, "--target", savepoints] for name in checkpoints))
     runs.write_input(KILLED)
     # Restarted, and killed when some queries are ahead of others.
-    runs.kill(url, output, lambda found: len(batches(found, len(WRITTEN))) >= len(QUERIES) // 2)
+    runs.kill(url, output, lambda rows: len(batches(rows, len(WRITTEN))) >= len(QUERIES) // 2)
     assert batches(outputs(output), len(WRITTEN)) != batches(expected, len(WRITTEN))
     # A query killed between its source's log and the log of offsets would take both inputs into one batch.
     runs.finish(url, output)
@@ -73,12 +73,12 @@ def test_killed_restarted_and_restored_queries_equal_a_local_run(
     runs.finish(url, output)
     assert outputs(output) == expected
     copies = [f"{restored}/{number}" for number in range(len(QUERIES))]
-    run(*(["savepoint", "restore", one["path"], copy] for one, copy in zip(taken, copies, strict=True)))
+    run(*(["savepoint", "restore", entry["path"], copy] for entry, copy in zip(entries, copies, strict=True)))
     runs.finish(restored, of_restored)
     assert outputs(of_restored) == batches(expected, len(WRITTEN))
-    run(*(["verify", one] for one in [*checkpoints, *copies]))
+    run(*(["verify", checkpoint] for checkpoint in [*checkpoints, *copies]))
     # By default the stores' commits are merged here.
-    assert all(physical_files(one) for one in checkpoints)
+    assert all(physical_files(checkpoint) for checkpoint in checkpoints)
 
 
 def physical_files(checkpoint: str) -> list[str]:

@@ -36,16 +36,16 @@ def home() -> Path:
 )
 def test_suites_of_spark_pass(group: str, home: Path, built: Path, tmp_path: Path) -> None:
     results = suites.run(GROUPS[group], home, tmp_path)
-    known = {(suite, test) for suite, test in DIFFERENCES if suite in results}
+    differences = {(suite, test) for suite, test in DIFFERENCES if suite in results}
     failures = {
         (suite, test): message
         for suite, tests in results.items()
         for test, message in tests.items()
         if message is not None
     }
-    assert {test: failures[test] for test in failures.keys() - known} == {}
+    assert {test: failures[test] for test in failures.keys() - differences} == {}
     # A difference that is gone is to be removed from the list.
-    assert known - failures.keys() == set()
+    assert differences - failures.keys() == set()
 
 
 def test_each_difference_is_of_a_suite_that_runs() -> None:

@@ -54,10 +54,10 @@ class Case:
 def input_of(name: str) -> list[Rows]:
     """Return an input, a list of rows for each micro-batch."""
     if name == EVENTS:
-        made = events.batches(CONTINUED[-1] + 1)
+        batches = events.batches(CONTINUED[-1] + 1)
     else:
-        made = processors_query.batches(CONTINUED[-1] + 1, _TIMERS[name])
-    return [made[number] for number in WRITTEN + CONTINUED]
+        batches = processors_query.batches(CONTINUED[-1] + 1, _TIMERS[name])
+    return [batches[number] for number in WRITTEN + CONTINUED]
 
 
 def _distinct(stream: Any) -> Any:
@@ -75,9 +75,9 @@ def _distinct_by_many(stream: Any) -> Any:
 def _inner_join(stream: Any) -> Any:
     from pyspark.sql import functions as F
 
-    seen = stream.withWatermark("ts", "2 hours")
-    left = seen.selectExpr("id % 40 as l", "ts as left_ts", "who")
-    right = seen.where("k is not null").selectExpr("id % 40 as r", "ts as right_ts", "k")
+    timed = stream.withWatermark("ts", "2 hours")
+    left = timed.selectExpr("id % 40 as l", "ts as left_ts", "who")
+    right = timed.where("k is not null").selectExpr("id % 40 as r", "ts as right_ts", "k")
     return left.join(right, F.expr("l = r and right_ts between left_ts and left_ts + interval 30 minutes"))
 
 
@@ -162,11 +162,11 @@ def start(spark: Any, case: Case, source: str, checkpoint: str, sink: Callable[[
 
 def write_input(directory: Path, name: str, numbers: Iterable[int]) -> None:
     """Write batches of an input as files in a directory of its name."""
-    made = input_of(name)
+    batches = input_of(name)
     (directory / name).mkdir(parents=True, exist_ok=True)
     for number in numbers:
         path = directory / name / f"{number}.parquet"
-        pq.write_table(pa.Table.from_pylist(made[number], SCHEMAS[name]), path)
+        pq.write_table(pa.Table.from_pylist(batches[number], SCHEMAS[name]), path)
         # Spark reads files in the order of their modification times.
         os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
 

@@ -42,7 +42,7 @@ class Matrix:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._written: dict[tuple[str, str, int], Result] = {}
+        self._first_halves: dict[tuple[str, str, int], Result] = {}
         self._whole: dict[tuple[str, str], Result] = {}
         for name in SCHEMAS:
             write_input(directory / "input", name, range(len(WRITTEN)))
@@ -51,7 +51,7 @@ class Matrix:
         """Run the first half of all queries under a Spark."""
         jobs = [self._job(name, number, f"written-{minor}") for name in cases_of(minor) for number in FORMATS]
         for result in run(minor, jobs, self._directory):
-            self._written[minor, result["case"], result["format"]] = result
+            self._first_halves[minor, result["case"], result["format"]] = result
 
     def feed_the_rest(self) -> None:
         """Add the input of the second half."""
@@ -66,18 +66,18 @@ class Matrix:
         """
         whole = [self._job(name, 1, f"whole-{reader}") for name in cases_of(reader)]
         cells, jobs = [], []
-        for (writer, name, number), written in self._written.items():
+        for (writer, name, number), first_half in self._first_halves.items():
             if writer in writers and (writer < reader or number == FORMATS[-1]):
                 cells.append(Cell(name, number, writer, reader))
                 jobs.append(self._job(name, number, f"from-{writer}-to-{reader}"))
-                copy(Path(written["checkpoint"]), Path(jobs[-1]["checkpoint"]))
+                copy(Path(first_half["checkpoint"]), Path(jobs[-1]["checkpoint"]))
         results = run(reader, whole + jobs, self._directory)
         for result in results[: len(whole)]:
             self._whole[reader, result["case"]] = result
         return dict(zip(cells, results[len(whole) :], strict=True))
 
-    def written(self, cell: Cell) -> Result:
-        return self._written[cell.writer, cell.case, cell.format]
+    def first_half(self, cell: Cell) -> Result:
+        return self._first_halves[cell.writer, cell.case, cell.format]
 
     def whole(self, cell: Cell) -> Result | None:
         return self._whole.get((cell.reader, cell.case))
@@ -95,11 +95,11 @@ class Matrix:
 def run(minor: str, jobs: Sequence[Mapping[str, Any]], directory: Path) -> list[Result]:
     """Run jobs in a process with that Spark."""
     stem = directory / f"{len(list(directory.glob('*.json')))}-{minor}"
-    asked, answered = Path(f"{stem}-jobs.json"), Path(f"{stem}-results.json")
-    asked.write_text(json.dumps(jobs))
-    command = [sys.executable, "-m", "tests.system.upgrades.program", asked, answered]
+    jobs_file, results_file = Path(f"{stem}-jobs.json"), Path(f"{stem}-results.json")
+    jobs_file.write_text(json.dumps(jobs))
+    command = [sys.executable, "-m", "tests.system.upgrades.program", jobs_file, results_file]
     commands.run(command, cwd=ROOT, env=environment(minor), timeout=_SECONDS)
-    results: list[Result] = json.loads(answered.read_text())
+    results: list[Result] = json.loads(results_file.read_text())
     return results
 
 

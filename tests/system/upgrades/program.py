@@ -46,8 +46,10 @@ def main(jobs: Path, results: Path) -> None:
         for key, value in UNFORKED_FILES.items():
             spark.sparkContext._jsc.hadoopConfiguration().set(key, value)
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            done = list(pool.map(lambda job: run_job(spark.newSession(), job), json.loads(jobs.read_text())))
-        results.write_text(json.dumps(done))
+            outcomes = list(
+                pool.map(lambda job: run_job(spark.newSession(), job), json.loads(jobs.read_text()))
+            )
+        results.write_text(json.dumps(outcomes))
         spark.stop()
 
 
@@ -97,7 +99,9 @@ def _run_once(
         if query is not None:
             query.stop()
             for progress in query.recentProgress:
-                rows[progress["batchId"]] = [one["numRowsTotal"] for one in progress["stateOperators"]]
+                rows[progress["batchId"]] = [
+                    operator["numRowsTotal"] for operator in progress["stateOperators"]
+                ]
 
 
 def _reason(failure: Exception) -> str:

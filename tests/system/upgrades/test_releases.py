@@ -69,7 +69,7 @@ def test_query_of_a_release_goes_on_as_if_uninterrupted(
     write_input(tmp_path, source, range(len(WRITTEN + CONTINUED)))
     move_input(Path(checkpoint), tmp_path / source)
     job = {**query, "checkpoint": checkpoint, "input": str(tmp_path / source)}
-    done = run_job(spark.newSession(), job)
-    assert done["error"] is None
-    assert done["output"] == query["output"]
+    result = run_job(spark.newSession(), job)
+    assert result["error"] is None
+    assert result["output"] == query["output"]
     assert verify(checkpoint).problems == ()

@@ -34,7 +34,7 @@ class Outcome:
 
     verdict: str
     obstacles: tuple[str, ...]
-    written: Path
+    original: Path
     continued: Path
 
 
@@ -62,20 +62,20 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
 
 def outcome_of(matrix: Matrix, cell: Cell, result: Result) -> Outcome:
     """Compare a query with one that was not stopped."""
-    written, whole = matrix.written(cell), matrix.whole(cell)
-    assert written["error"] is None, f"{cell}: {written['error']}"
+    first_half, whole = matrix.first_half(cell), matrix.whole(cell)
+    assert first_half["error"] is None, f"{cell}: {first_half['error']}"
     if result["error"]:
         verdict = f"refused: {result['error']}"
     elif whole is None or whole["error"]:
         verdict = f"nothing to compare with: {whole and whole['error']}"
-    elif written["output"] + result["output"] != whole["output"]:
+    elif first_half["output"] + result["output"] != whole["output"]:
         verdict = "another output"
-    elif written["rows"] + result["rows"] != whole["rows"]:
+    elif first_half["rows"] + result["rows"] != whole["rows"]:
         verdict = "other numbers of rows in the state"
     else:
         verdict = OK
-    obstacles = obstacles_by_spark(QueryCheckpoint(written["checkpoint"]))[cell.reader]
-    return Outcome(verdict, obstacles, Path(written["checkpoint"]), Path(result["checkpoint"]))
+    obstacles = obstacles_by_spark(QueryCheckpoint(first_half["checkpoint"]))[cell.reader]
+    return Outcome(verdict, obstacles, Path(first_half["checkpoint"]), Path(result["checkpoint"]))
 
 
 def drawn(outcomes: Outcomes) -> str:
@@ -87,13 +87,13 @@ def drawn(outcomes: Outcomes) -> str:
         for number in FORMATS:
             cells = []
             for writer, reader in pairs:
-                found = outcomes.get(Cell(case, number, writer, reader))
-                if found is None:
+                outcome = outcomes.get(Cell(case, number, writer, reader))
+                if outcome is None:
                     cells.append("-")
                     continue
-                if found.verdict != OK and found.verdict not in reasons:
-                    reasons.append(found.verdict)
-                cells.append(OK if found.verdict == OK else f"({reasons.index(found.verdict) + 1})")
+                if outcome.verdict != OK and outcome.verdict not in reasons:
+                    reasons.append(outcome.verdict)
+                cells.append(OK if outcome.verdict == OK else f"({reasons.index(outcome.verdict) + 1})")
             lines.append(f"{case:50} v{number} " + " ".join(f"{cell:>8}" for cell in cells))
     heading = " " * 54 + " ".join(f"{writer}-{reader}".rjust(8) for writer, reader in pairs)
     return "\n".join([heading, *lines, *(f"({number}) {reason}" for number, reason in enumerate(reasons, 1))])
@@ -103,26 +103,28 @@ def test_later_spark_continues_what_an_earlier_one_wrote(
     outcomes: Outcomes, record_property: Callable[[str, object], None]
 ) -> None:
     record_property("figures", drawn(outcomes))
-    up = {cell: found for cell, found in outcomes.items() if (cell.writer, cell.reader) in UP}
+    up = {cell: outcome for cell, outcome in outcomes.items() if (cell.writer, cell.reader) in UP}
     assert len({(cell.writer, cell.reader) for cell in up}) == len(UP)
-    assert {cell: found.verdict for cell, found in up.items() if found.verdict != OK} == {}
+    assert {cell: outcome.verdict for cell, outcome in up.items() if outcome.verdict != OK} == {}
 
 
 def test_checkpoint_tells_which_spark_continues_it(outcomes: Outcomes) -> None:
     wrong = {
-        cell: (found.verdict, found.obstacles)
-        for cell, found in outcomes.items()
-        if (found.verdict == OK) != (not found.obstacles)
+        cell: (outcome.verdict, outcome.obstacles)
+        for cell, outcome in outcomes.items()
+        if (outcome.verdict == OK) != (not outcome.obstacles)
     }
     assert wrong == {}
-    assert any(found.obstacles for found in outcomes.values())
+    assert any(outcome.obstacles for outcome in outcomes.values())
 
 
 def test_refused_checkpoint_is_unchanged(outcomes: Outcomes) -> None:
-    refused = [found for found in outcomes.values() if found.verdict.startswith("refused")]
+    refused = [outcome for outcome in outcomes.values() if outcome.verdict.startswith("refused")]
     assert refused
-    for found in refused:
-        for path in found.written.rglob("*"):
+    for outcome in refused:
+        for path in outcome.original.rglob("*"):
             # The copy's metadata names the files of the copy.
             if path.is_file() and "v2" not in path.parent.name:
-                assert (found.continued / path.relative_to(found.written)).read_bytes() == path.read_bytes()
+                assert (
+                    outcome.continued / path.relative_to(outcome.original)
+                ).read_bytes() == path.read_bytes()

@@ -29,13 +29,13 @@ QUERIES = ("aggregation, update mode", "outer join", "applyInPandasWithState, ev
 
 def rows_of(path: str) -> dict[str, list[str]]:
     """Return the state at a path: the rows of each store as JSON, sorted."""
-    found = {(version.store.operator, version.store.name) for version in QueryCheckpoint(path).stores()}
+    stores = {(version.store.operator, version.store.name) for version in QueryCheckpoint(path).stores()}
     return {
         f"{operator}/{name}": sorted(
             json.dumps(row, default=str, sort_keys=True)
             for row in read_state(path, operator, name).to_pylist()
         )
-        for operator, name in sorted(found)
+        for operator, name in sorted(stores)
     }
 
 
@@ -57,15 +57,15 @@ def write(directory: Path) -> list[dict[str, Any]]:
                 jobs.append(job | {"checkpoint": f"{scratch}/{place}", "input": str(whole / source)})
         results = run(SUPPORTED_SPARK[0], jobs, Path(scratch))
     queries = []
-    for written, uninterrupted in zip(results[::2], results[1::2], strict=True):
-        assert written["error"] is None, written["error"]
-        assert written["output"] == uninterrupted["output"][: len(WRITTEN)]
-        checkpoint = Path(written["checkpoint"])
+    for first_half, uninterrupted in zip(results[::2], results[1::2], strict=True):
+        assert first_half["error"] is None, first_half["error"]
+        assert first_half["output"] == uninterrupted["output"][: len(WRITTEN)]
+        checkpoint = Path(first_half["checkpoint"])
         copied = savepoint(str(checkpoint), str(checkpoint.parent))
         queries.append(
             {
-                "case": written["case"],
-                "format": written["format"],
+                "case": first_half["case"],
+                "format": first_half["format"],
                 "checkpoint": str(checkpoint.relative_to(directory)),
                 "savepoint": f"{checkpoint.parent.name}/{copied.name}",
                 "state": rows_of(str(checkpoint)),
