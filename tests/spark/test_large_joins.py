@@ -59,10 +59,10 @@ def with_checksum(batch: Any) -> list[tuple[int, int]]:
 def test_join_of_a_million_rows_is_exact_across_a_restart(
     spark: Any, tmp_path: Path, state_format: int, checkpoint_format: int
 ) -> None:
-    found: list[tuple[int, int]] = []
+    sums: list[tuple[int, int]] = []
 
     def collect(batch: Any) -> list[Any]:
-        found.extend(with_checksum(batch))
+        sums.extend(with_checksum(batch))
         return []
 
     query = Query(
@@ -85,6 +85,6 @@ def test_join_of_a_million_rows_is_exact_across_a_restart(
         assert query.progress[-1]["stateOperators"][0]["numRowsTotal"] > 1_000_000
     everything = spark.read.parquet(str(tmp_path / "input"))
     [(count, checksum)] = with_checksum(joined(everything))
-    assert sum(of[0] for of in found) == count > ROWS // 10
-    assert all(of[0] for of in found)
-    assert sum(of[1] for of in found) == checksum
+    assert sum(part[0] for part in sums) == count > ROWS // 10
+    assert all(part[0] for part in sums)
+    assert sum(part[1] for part in sums) == checksum

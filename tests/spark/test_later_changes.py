@@ -44,23 +44,23 @@ def opened(provider: Provider, version: int, checkpoint_id: str | None) -> tuple
 
 def test_changes_of_later_versions_alone_are_loaded(instance: Open) -> None:
     first, second = instance(), instance()
-    one = commit(first, 0, None, ROWS)
-    two = commit(second, 1, one, {A: (1, "a"), ("row", 7): (7, "changed")})
-    three = commit(second, 2, two, {B: (2, "b"), A: (1, "again")})
-    rows, loaded = opened(first, 3, three)
+    first_id = commit(first, 0, None, ROWS)
+    second_id = commit(second, 1, first_id, {A: (1, "a"), ("row", 7): (7, "changed")})
+    third_id = commit(second, 2, second_id, {B: (2, "b"), A: (1, "again")})
+    rows, loaded = opened(first, 3, third_id)
     assert rows == ROWS | {A: (1, "again"), B: (2, "b"), ("row", 7): (7, "changed")}
-    _, whole = opened(instance(), 3, three)
+    _, whole = opened(instance(), 3, third_id)
     assert 0 < loaded < whole / 10
-    assert read(instance(), 3, three) == rows
+    assert read(instance(), 3, third_id) == rows
 
 
 def test_attempt_in_memory_that_was_not_accepted_is_left(instance: Open) -> None:
     first, second = instance(), instance()
-    one = commit(first, 0, None, ROWS)
-    commit(first, 1, one, {A: (1, "not accepted")})
-    two = commit(second, 1, one, {B: (2, "accepted")})
-    three = commit(second, 2, two, {C: (3, "later")})
-    rows, _ = opened(first, 3, three)
+    first_id = commit(first, 0, None, ROWS)
+    commit(first, 1, first_id, {A: (1, "not accepted")})
+    second_id = commit(second, 1, first_id, {B: (2, "accepted")})
+    third_id = commit(second, 2, second_id, {C: (3, "later")})
+    rows, _ = opened(first, 3, third_id)
     assert rows == ROWS | {B: (2, "accepted"), C: (3, "later")}
 
 
@@ -88,18 +88,18 @@ def test_values_of_a_key_keep_their_order(spark: Any, tmp_path: Path) -> None:
 
 
 def test_family_that_was_created_anew_is_not_the_one_in_memory(spark: Any, tmp_path: Path) -> None:
-    other = Family("other")
+    family = Family("other")
 
     def put(provider: Provider, version: int, key: Row, row: Row) -> None:
         store = provider.open(version)
-        store.create(other)
+        store.create(family)
         store.put(key, row, "other")
         store.commit()
 
     with instances(spark, tmp_path, families=True, backend__localRecovery="off") as instance:
         first, second = instance(), instance()
         store = first.open(0)
-        store.create(other)
+        store.create(family)
         for key, row in ROWS.items():
             store.put(key, row)
         store.put(A, (1, "old"), "other")
@@ -137,16 +137,16 @@ def test_state_that_always_returns_is_compacted(instance: Open) -> None:
 
 def test_state_is_whole_after_a_load_of_later_changes_that_failed(instance: Open, tmp_path: Path) -> None:
     first, second = instance(backend__fileStateThreshold="0"), instance(backend__fileStateThreshold="0")
-    one = commit(first, 0, None, ROWS)
-    two = commit(second, 1, one, {("row", i): (i, "changed") for i in range(0, 2000, 2)})
-    three = commit(second, 2, two, {("row", i): (i, "again") for i in range(0, 2000, 3)})
+    first_id = commit(first, 0, None, ROWS)
+    second_id = commit(second, 1, first_id, {("row", i): (i, "changed") for i in range(0, 2000, 2)})
+    third_id = commit(second, 2, second_id, {("row", i): (i, "again") for i in range(0, 2000, 3)})
     (stream,) = tmp_path.glob("state/0/0/shared/3-*")
     data = stream.read_bytes()
     # The last bytes: most of the changes are applied before the damage shows.
     stream.write_bytes(data[:-9] + bytes(9))
     with pytest.raises(Py4JJavaError):
-        first.open(3, three)
-    assert read(first, 2, two) == ROWS | {("row", i): (i, "changed") for i in range(0, 2000, 2)}
+        first.open(3, third_id)
+    assert read(first, 2, second_id) == ROWS | {("row", i): (i, "changed") for i in range(0, 2000, 2)}
     stream.write_bytes(data)
-    rows, _ = opened(first, 3, three)
-    assert rows == read(instance(), 3, three)
+    rows, _ = opened(first, 3, third_id)
+    assert rows == read(instance(), 3, third_id)

@@ -48,28 +48,28 @@ def test_many_stores_serve_sixty_four_threads(spark: Any, tmp_path: Path, count:
         jvm = psutil.Process(jvm_of(spark))
         backend = backend_of(spark)
         # Earlier tests have connections to other backends.
-        other = sockets(jvm)
-        taken = []
+        earlier_sockets = sockets(jvm)
+        samples = []
         for number in range(3):
             stores.change(ROWS // 2, number)
             millis = stores.commit(THREADS) / 1e6
-            taken.append(figures(spark, jvm, backend) | {"milliseconds": round(millis)})
-            print(f"\n{taken[-1]}", end="")
+            samples.append(figures(spark, jvm, backend) | {"milliseconds": round(millis)})
+            print(f"\n{samples[-1]}", end="")
         # As after a restart; a sample of the rows of each is compared.
         print(f"\n{THREADS} loaded within {stores.reloadConcurrently(THREADS) / 1e6:.0f} ms")
         reported = [json.loads(metrics) for metrics in stores.metrics()]
         assert sum(metrics["checkpointObjectsWritten"] for metrics in reported) == count
         assert sum(metrics["backendRestarts"] for metrics in reported) == 0
         # A connection for each thread at most, and nothing for each store.
-        for one in taken:
-            assert one["backend threads"] <= THREADS + 20
-            assert one["backend files"] <= 2 * THREADS + 100
-            assert one["jvm sockets"] <= other + THREADS + 20
+        for sample in samples:
+            assert sample["backend threads"] <= THREADS + 20
+            assert sample["backend files"] <= 2 * THREADS + 100
+            assert sample["jvm sockets"] <= earlier_sockets + THREADS + 20
             # The number of connections depends on how many threads commit at the same moment.
-            one["jvm files"] -= one["jvm sockets"]
-            one["backend files"] -= one["backend threads"]
+            sample["jvm files"] -= sample["jvm sockets"]
+            sample["backend files"] -= sample["backend threads"]
         for name, more in {"jvm threads": 8, "jvm files": 8, "backend files": 8, "backend MiB": 100}.items():
-            assert taken[-1][name] <= taken[1][name] + more, (name, names_of_threads(spark))
+            assert samples[-1][name] <= samples[1][name] + more, (name, names_of_threads(spark))
     finally:
         stores.close()
     assert len(list(tmp_path.glob("0/*"))) == count

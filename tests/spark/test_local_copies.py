@@ -86,15 +86,15 @@ def test_load_writes_a_copy_that_the_next_one_uses(restart: Callable[..., Provid
     assert metrics["localCopyLoads"] == 1
     # The three deltas, without the full snapshot.
     assert 0 < metrics["checkpointLoadBytes"] < 9_000
-    wanted = filling(1) | {("a", 1): (3, "t"), ("b", 1): (4, "u")}
-    del wanted["fill", 0]
-    assert rows_at(restart(), 4) == wanted
-    assert rows_at(restart(backend__localRecovery="off"), 4) == wanted
+    expected = filling(1) | {("a", 1): (3, "t"), ("b", 1): (4, "u")}
+    del expected["fill", 0]
+    assert rows_at(restart(), 4) == expected
+    assert rows_at(restart(backend__localRecovery="off"), 4) == expected
 
 
 def test_many_changes_over_a_copy_are_all_applied(restart: Callable[..., Provider]) -> None:
-    wanted: dict[Row, Row] = {("k", number): (number, "x" * 50) for number in range(4_000)}
-    commit(restart(), 0, wanted)
+    expected: dict[Row, Row] = {("k", number): (number, "x" * 50) for number in range(4_000)}
+    commit(restart(), 0, expected)
     second = restart()
     # Changes are prefetched in groups, of which these are several.
     changes: dict[Row, Row | None] = {("k", number): (-number, "y") for number in range(300, 600)}
@@ -104,23 +104,23 @@ def test_many_changes_over_a_copy_are_all_applied(restart: Callable[..., Provide
     second.await_background()
     third = restart()
     assert commit(third, 2, {("a", 1): (1, "s")})["localCopyLoads"] == 1
-    wanted |= {key: row for key, row in changes.items() if row is not None} | {("a", 1): (1, "s")}
+    expected |= {key: row for key, row in changes.items() if row is not None} | {("a", 1): (1, "s")}
     for key in [key for key, row in changes.items() if row is None]:
-        del wanted[key]
-    assert rows_at(restart(), 3) == wanted
-    assert rows_at(restart(backend__localRecovery="off"), 3) == wanted
+        del expected[key]
+    assert rows_at(restart(), 3) == expected
+    assert rows_at(restart(backend__localRecovery="off"), 3) == expected
 
 
 def test_uploaded_snapshot_is_copied_and_older_copies_are_removed(
     restart: Callable[..., Provider], tmp_path: Path
 ) -> None:
     provider = restart()
-    wanted: dict[Row, Row] = {}
+    expected: dict[Row, Row] = {}
     names = set()
     for version in range(40):
         changes = {("fill", (version * 7 + step) % KEYS): (version, "x" * 9_000) for step in range(9)}
         commit(provider, version, changes)
-        wanted |= changes
+        expected |= changes
         provider.snapshot()
         provider.await_background()
         present = copies_in(tmp_path / "copies")
@@ -130,7 +130,7 @@ def test_uploaded_snapshot_is_copied_and_older_copies_are_removed(
     assert len(names) > 2
     cold = restart()
     assert commit(cold, 40, {("a", 1): (1, "s")})["localCopyLoads"] == 1
-    assert rows_at(cold, 41) == wanted | {("a", 1): (1, "s")}
+    assert rows_at(cold, 41) == expected | {("a", 1): (1, "s")}
 
 
 @pytest.mark.parametrize("heap", ["1g", "0"], ids=["in the heap", "mapped"])
@@ -197,18 +197,18 @@ def answer(provider: Provider, version: int, family: Family) -> Any:
     """Return what a version answers: all rows, those of each prefix, and the values of each key."""
     store = provider.open_read(version)
     rows = store.rows()
-    found: list[Any] = [rows if family.spec[0] in ("range", "timestampPostfix") else sorted(rows)]
+    answers: list[Any] = [rows if family.spec[0] in ("range", "timestampPostfix") else sorted(rows)]
     if family.spec[0] == "prefix":
-        found += [sorted(store.prefix_rows(prefix)) for prefix in ("a", "b")]
+        answers += [sorted(store.prefix_rows(prefix)) for prefix in ("a", "b")]
     if family.multiple:
-        found += [{key: store.values(key) for key, _ in rows}]
-    found += [store.get(key_of(family, number)) for number in range(6)]
+        answers += [{key: store.values(key) for key, _ in rows}]
+    answers += [store.get(key_of(family, number)) for number in range(6)]
     store.release()
     provider.close()
-    return found
+    return answers
 
 
-def damaged(copy: bytes, other: bytes) -> dict[str, bytes]:
+def damaged(copy: bytes, other_copy: bytes) -> dict[str, bytes]:
     middle = len(copy) // 3
     return {
         "a flipped byte": copy[:middle] + bytes([copy[middle] ^ 1]) + copy[middle + 1 :],
@@ -217,7 +217,7 @@ def damaged(copy: bytes, other: bytes) -> dict[str, bytes]:
         "empty": b"",
         "zeros": bytes(len(copy)),
         "another layout": copy[:-9] + b"\x7f" + copy[-8:],
-        "that of another stream": other,
+        "that of another stream": other_copy,
     }
 
 
@@ -231,22 +231,22 @@ def test_damaged_copy_costs_time_alone(restart: Callable[..., Provider], tmp_pat
         cold = restart(partition=partition)
         rows_at(cold, 1)
         cold.await_background()
-    wanted = filling(1) | {("a", 1): (2, "s")}
+    expected = filling(1) | {("a", 1): (2, "s")}
     copies = {path: path.read_bytes() for path in copies_in(tmp_path / "copies")}
     names = [path.name for path in (tmp_path / "query/state/0/0/shared").iterdir()]
-    (mine,) = (path for path in copies if path.name in names)
-    (other,) = (content for path, content in copies.items() if path != mine)
-    for number, (what, content) in enumerate(damaged(copies[mine], other).items()):
+    (own_path,) = (path for path in copies if path.name in names)
+    (other_copy,) = (content for path, content in copies.items() if path != own_path)
+    for number, (damage, content) in enumerate(damaged(copies[own_path], other_copy).items()):
         version = 2 + 2 * number
-        mine.write_bytes(content)
+        own_path.write_bytes(content)
         cold = restart()
-        assert commit(cold, version, {("b", 1): (version, "t")})["localCopyLoads"] == 0, what
-        wanted["b", 1] = (version, "t")
-        assert rows_at(restart(), version + 1) == wanted, what
+        assert commit(cold, version, {("b", 1): (version, "t")})["localCopyLoads"] == 0, damage
+        expected["b", 1] = (version, "t")
+        assert rows_at(restart(), version + 1) == expected, damage
         # Removed, and written again.
         cold.await_background()
-        assert commit(restart(), version + 1, {("c", 1): (1, "t")})["localCopyLoads"] == 1, what
-        wanted["c", 1] = (1, "t")
+        assert commit(restart(), version + 1, {("c", 1): (1, "t")})["localCopyLoads"] == 1, damage
+        expected["c", 1] = (1, "t")
 
 
 def test_copy_that_disappears_while_it_is_used_is_no_loss(
@@ -289,16 +289,16 @@ def test_version_that_is_rolled_back_is_not_copied(restart: Callable[..., Provid
     provider = restart(**settings)
     large = {("fill", number): (number, "x" * 100_000) for number in range(20)}
     commit(provider, 0, large)
-    wanted, before = dict(large), dict(large)
+    expected, before = dict(large), dict(large)
     uploaded: list[Path] = []
     with provider.holding_copies():
         version = 0
         while not uploaded:
             version += 1
-            before = dict(wanted)
+            before = dict(expected)
             changes = {("fill", (8 * version + step) % 20): (version, "x" * 100_000) for step in range(8)}
             commit(provider, version, changes)
-            wanted |= changes
+            expected |= changes
             provider.snapshot()
             # As large as the state.
             uploaded = [
@@ -319,7 +319,7 @@ def test_version_that_is_rolled_back_is_not_copied(restart: Callable[..., Provid
 
 def test_copy_of_another_process_is_used(restart: Callable[..., Provider], tmp_path: Path) -> None:
     commit(restart(), 0, filling(1))
-    wanted = filling(1)
+    expected = filling(1)
     for version in (1, 2):
         rows = {("fill", version): (5, "t"), ("a", version): (6, "u")}
         with Program(
@@ -330,11 +330,11 @@ def test_copy_of_another_process_is_used(restart: Callable[..., Provider], tmp_p
             rows=list(rows.items()),
         ) as program:
             before, metrics = program.next("committed")
-        assert {tuple(key): tuple(value) for key, value in before} == wanted
+        assert {tuple(key): tuple(value) for key, value in before} == expected
         # The second one uses the copy of the first one.
         assert metrics["localCopyLoads"] == version - 1
-        wanted |= rows
-    assert rows_at(restart(), 3) == wanted
+        expected |= rows
+    assert rows_at(restart(), 3) == expected
 
 
 def test_copy_stands_for_a_missing_snapshot(restart: Callable[..., Provider], tmp_path: Path) -> None:
@@ -414,5 +414,5 @@ def test_state_that_has_shrunk_has_a_copy(restart: Callable[..., Provider], tmp_
         loads.append(commit(cold, version, {("a", 1): (version, "s")})["localCopyLoads"])
         cold.await_background()
     assert loads == [0, 1]
-    wanted = {("fill", number): (number, "x" * 9_000) for number in range(100) if not 10 <= number < 70}
-    assert rows_at(restart(), 9) == wanted | {("a", 1): (8, "s")}
+    expected = {("fill", number): (number, "x" * 9_000) for number in range(100) if not 10 <= number < 70}
+    assert rows_at(restart(), 9) == expected | {("a", 1): (8, "s")}

@@ -19,7 +19,7 @@ GIB = 1 << 30
 
 
 @pytest.mark.parametrize(
-    ("spark_uses", "heap", "left"),
+    ("spark_uses", "heap", "available"),
     [
         # PySpark's default: Spark may take 434 MiB of it.
         (0, 1 * GIB, 724 * MIB),
@@ -30,10 +30,10 @@ GIB = 1 << 30
     ],
 )
 def test_available_heap_is_what_spark_and_others_leave(
-    spark: Any, spark_uses: int, heap: int, left: int
+    spark: Any, spark_uses: int, heap: int, available: int
 ) -> None:
     pressure = spark._jvm.org.apache.spark.sql.statestore.provider.MemoryPressure
-    assert pressure.availableBeside(spark_uses, heap) == left
+    assert pressure.availableBeside(spark_uses, heap) == available
 
 
 def test_other_objects_are_counted_from_their_own_collections(spark: Any) -> None:
@@ -87,12 +87,19 @@ def test_state_leaves_the_heap_once_no_task_uses_it(spark: Any, tmp_path: Path) 
 @pytest.mark.soak
 def test_state_leaves_the_heap_for_a_cached_table(built: Path, tmp_path: Path) -> None:
     # A heap of 512 MiB leaves 85 MiB for state beside a full cache. This state takes 120 MiB.
-    asked = {"keys": 1_400_000, "fills": 2, "updates": 10_000, "memory": "512m", "first": 0, "kill": False}
-    asked |= {"root": str(tmp_path), "local": str(tmp_path / "local"), "last": 5}
-    events = run(asked | {"cached": 4_000_000})
-    assert [one["mapped MiB"] for one in events["batch"][:2]] == [0, 0]
+    arguments = {
+        "keys": 1_400_000,
+        "fills": 2,
+        "updates": 10_000,
+        "memory": "512m",
+        "first": 0,
+        "kill": False,
+    }
+    arguments |= {"root": str(tmp_path), "local": str(tmp_path / "local"), "last": 5}
+    events = run(arguments | {"cached": 4_000_000})
+    assert [sample["mapped MiB"] for sample in events["batch"][:2]] == [0, 0]
     assert events["cached"][0]["mapped MiB"] > 10
-    compare(asked, 5)
+    compare(arguments, 5)
 
 
 def trial(spark: Any) -> Any:

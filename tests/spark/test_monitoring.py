@@ -77,9 +77,9 @@ def text_of(page: str) -> str:
 
 
 def link(page: str) -> str:
-    found = re.search(r'<h4><a href="([^"]*/state/query/[^"]*)">', page)
-    assert found, page
-    return found[1]
+    match = re.search(r'<h4><a href="([^"]*/state/query/[^"]*)">', page)
+    assert match, page
+    return match[1]
 
 
 @pytest.mark.spark
@@ -115,8 +115,8 @@ def test_tab_escapes_the_name_of_a_query(query: Observed) -> None:
 
 
 def test_page_of_an_unknown_query_says_so(query: Observed) -> None:
-    for asked in ("", "?id=<script>", "?id=00000000-0000-0000-0000-000000000000"):
-        page = query.get(f"/state/query/{asked.replace('<', '%3C').replace('>', '%3E')}")
+    for query_string in ("", "?id=<script>", "?id=00000000-0000-0000-0000-000000000000"):
+        page = query.get(f"/state/query/{query_string.replace('<', '%3C').replace('>', '%3E')}")
         assert "There is no such query" in page
         assert "<script></" not in page
 

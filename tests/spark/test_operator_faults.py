@@ -41,10 +41,10 @@ def lives(built: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[s
         directory = str(tmp_path_factory.mktemp(f"faults{trial}"))
         arguments = {"directory": directory, "jar": str(built), "operators": TOGETHER}
         with Program("operator_faults", environment, **arguments) as program:
-            found = [program.next("life") for _ in range(2 * len(OPERATORS))]
+            reports = [program.next("life") for _ in range(2 * len(OPERATORS))]
             program.next("stopped")
             program.end()
-        lives = {(life["operator"], life["format"]): life for life in found}
+        lives = {(life["operator"], life["format"]): life for life in reports}
         if commits_twice(lives):
             break
     return lives

@@ -124,20 +124,20 @@ def test_operator_state_is_in_the_checkpoint_location_of_any_form(
 
 
 def test_operator_state_of_another_query_is_rejected_unchanged(spark: Any, tmp_path: Path) -> None:
-    owner, other = Events(spark, tmp_path / "owner"), Events(spark, tmp_path / "other")
-    for events in (owner, other):
+    owner, other_query = Events(spark, tmp_path / "owner"), Events(spark, tmp_path / "other")
+    for events in (owner, other_query):
         events.feed(2)
     query = owner.run()
-    other.state = owner.opened()
-    message = run_and_fail(other, "belongs to the query")
+    other_query.state = owner.opened()
+    message = run_and_fail(other_query, "belongs to the query")
     assert str(query.id) in message
     assert "SessionError" in message
     assert "its own checkpointLocation" in message
     owner.check()
     # With its own state, it continues.
-    other.state = other.opened()
-    other.run()
-    other.check()
+    other_query.state = other_query.opened()
+    other_query.run()
+    other_query.check()
 
 
 @pytest.mark.parametrize("difference", [-1, 1])

@@ -107,24 +107,24 @@ def test_source_returns_each_line_once_after_failures(
     source = tmp_path / "input"
     source.mkdir()
     lines: dict[int, list[str]] = {}
-    wanted: list[str] = []
+    expected: list[str] = []
     state = QueryOperatorState(str(tmp_path / "checkpoint"), "source")
 
     def grow(count: int) -> None:
         for name in "ab":
             with (source / name).open("a") as file:
-                added = [f"{name}{len(wanted) + number}" for number in range(count)]
+                added = [f"{name}{len(expected) + number}" for number in range(count)]
                 file.writelines(line + os.linesep for line in added)
-                wanted.extend(added)
+                expected.extend(added)
 
     def check() -> None:
-        assert sorted(line for number in sorted(lines) for line in lines[number]) == sorted(wanted)
+        assert sorted(line for number in sorted(lines) for line in lines[number]) == sorted(expected)
         # Offset n is the end of batch n - 1.
         for number in state.batches():
-            store, read = state.read(number), [lines[batch] for batch in range(number)]
-            assert store.get_list_state(TAKEN).get() == [len(batch) for batch in read]
+            store, batches = state.read(number), [lines[batch] for batch in range(number)]
+            assert store.get_list_state(TAKEN).get() == [len(batch) for batch in batches]
             assert dict(store.get_broadcast_state(POSITIONS).items()) == {
-                name: count for name in "ab" if (count := sum(line[0] == name for b in read for line in b))
+                name: count for name in "ab" if (count := sum(line[0] == name for b in batches for line in b))
             }
         assert state.batches() == list(range(1, len(lines) + 1))
 

@@ -26,8 +26,8 @@ def due(
     most: int = 100,
 ) -> list[tuple[int, str]]:
     trial = spark._jvm.org.apache.spark.sql.statestore.driver.MovesTrial
-    found = trial.due(places, executors, [0] * len(executors), list(staying), most)
-    return [(int(move.split()[0]), move.split()[1]) for move in found]
+    moves = trial.due(places, executors, [0] * len(executors), list(staying), most)
+    return [(int(move.split()[0]), move.split()[1]) for move in moves]
 
 
 def after(places: list[str | None], moves: list[tuple[int, str]]) -> list[str | None]:
@@ -37,7 +37,7 @@ def after(places: list[str | None], moves: list[tuple[int, str]]) -> list[str | 
     return result
 
 
-def held(places: list[str | None], executors: list[str]) -> list[int]:
+def partition_counts(places: list[str | None], executors: list[str]) -> list[int]:
     counts = Counter(places)
     return [counts[executor] for executor in executors]
 
@@ -53,7 +53,7 @@ def test_each_executor_gets_its_share(spark: Any, places: list[str | None], coun
     for before, now in zip(places, moved, strict=True):
         assert (before is None) == (now is None)
         assert now is None or now in executors
-    counts = held(moved, executors)
+    counts = partition_counts(moved, executors)
     share = sum(counts) / count
     assert max(counts) - min(counts) <= 1 or all(abs(n - share) <= 0.2 * share for n in counts)
     assert due(spark, moved, executors) == []

@@ -75,9 +75,9 @@ def test_task_of_another_batch_or_query_is_refused(spark: Any, tmp_path: Path) -
     write_batches(tmp_path / "input", BATCHES[:2])
     own, foreign = str(tmp_path / "own"), str(tmp_path / "foreign")
 
-    def run(location: str, other: str, difference: int) -> None:
+    def run(location: str, sink_location: str, difference: int) -> None:
         def function(batch: Any, batch_id: int) -> None:
-            batch.repartition(2).foreachPartition(Sink(other, 2, batch_id + difference).of_rows)
+            batch.repartition(2).foreachPartition(Sink(sink_location, 2, batch_id + difference).of_rows)
 
         start(spark, tmp_path / "input", location, function).awaitTermination()
 

@@ -40,9 +40,9 @@ def executor(spark: Any, slow: SlowStorage, tmp_path: Path) -> Iterator[Provider
 
 
 def instance(spark: Any, slow: SlowStorage, tmp_path: Path, **options: str) -> Provider:
-    asked = {"python": slow.interpreter(), "checkpointsDir": slow.url} | options
+    settings = {"python": slow.interpreter(), "checkpointsDir": slow.url} | options
     return Provider(
-        spark, f"file:{tmp_path}/query", **{f"backend__{name}": option for name, option in asked.items()}
+        spark, f"file:{tmp_path}/query", **{f"backend__{name}": option for name, option in settings.items()}
     )
 
 

@@ -84,7 +84,9 @@ def test_progress_before_the_first_batch_is_empty(spark: Any, tmp_path: Path, en
         stream.stop()
     assert frame.empty
     full = spark_statestore.progress(ended[1])
-    custom = {key for one in ended[1].lastProgress["stateOperators"] for key in one["customMetrics"]}
+    custom = {
+        key for operator in ended[1].lastProgress["stateOperators"] for key in operator["customMetrics"]
+    }
     assert [name for name in full if name not in custom] == list(frame)
     assert dict(frame.dtypes) == {name: full.dtypes[name] for name in frame}
     assert "no batch" in shown

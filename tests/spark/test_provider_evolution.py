@@ -48,18 +48,18 @@ def rows(store: Store, family: Family) -> Any:
     return in_order(store.scan("allValues" if family.multiple else "all", family=family.name), family)
 
 
-def in_order(found: Any, family: Family) -> Any:
+def in_order(rows: Any, family: Family) -> Any:
     """Return rows in their order, or in a fixed one if the family has none; values may be null."""
-    return found if family.spec[0] == "range" else sorted(found, key=repr)
+    return rows if family.spec[0] == "range" else sorted(rows, key=repr)
 
 
 def expected(family: Family, numbers: range, value: Any) -> Any:
-    found = [
+    result = [
         (key_of(family, number), value(signed))
         for number in numbers
         for signed in ((number, -number) if family.multiple else (number,))
     ]
-    return in_order(found, family)
+    return in_order(result, family)
 
 
 def is_former(number: int) -> Row:
@@ -87,11 +87,11 @@ def with_former_values(instance: Open, former: Family, **options: str) -> None:
         store.commit()
 
 
-def reopened(instance: Open, *known: Family, **options: str) -> Any:
+def reopened(instance: Open, *families: Family, **options: str) -> Any:
     """Return a new instance that has the schemas which Spark has recorded, oldest first."""
     provider = instance(**AVRO, **options)
     store = provider.open_read(0)
-    for family in known:
+    for family in families:
         store.record(family)
     store.release()
     return provider
@@ -130,20 +130,20 @@ def test_values_are_converted_once_and_older_versions_keep_theirs(
 
     # Older versions, and replays over the conversion.
     provider = reopened(instance, former, present)
-    for version, family, known, value in (
+    for version, family, numbers, value in (
         (1, former, range(20), is_former),
         (2, former, range(40), is_former),
         (2, present, range(40), is_converted),
     ):
-        read = provider.open_read(version)
-        read.register(family)
-        assert rows(read, family) == expected(family, known, value)
-        read.release()
+        read_store = provider.open_read(version)
+        read_store.register(family)
+        assert rows(read_store, family) == expected(family, numbers, value)
+        read_store.release()
     for start in (1, 2, 3):
-        read = provider.open_replay(start, 3)
-        read.register(present)
-        assert rows(read, present) == newest
-        read.release()
+        read_store = provider.open_replay(start, 3)
+        read_store.register(present)
+        assert rows(read_store, present) == newest
+        read_store.release()
 
 
 @of_two_kinds
@@ -201,7 +201,7 @@ def test_version_before_a_conversion_is_committed_again(instance: Open, kind: st
 
 
 @pytest.mark.parametrize(
-    "other",
+    "changes",
     [
         {"value": "v string"},
         {"value": PRESENT, "key": "a string, c int"},
@@ -209,12 +209,12 @@ def test_version_before_a_conversion_is_committed_again(instance: Open, kind: st
     ],
     ids=["value", "key", "values per key"],
 )
-def test_incompatible_schema_is_rejected_and_changes_nothing(instance: Open, other: dict[str, Any]) -> None:
+def test_incompatible_schema_is_rejected_and_changes_nothing(instance: Open, changes: dict[str, Any]) -> None:
     former, _ = schemas("plain")
-    wanted = replace(former, **other)
+    incompatible = replace(former, **changes)
     with_former_values(instance, former)
-    store = reopened(instance, former, wanted).open(2)
-    refused = store.refusal("create", wanted)
+    store = reopened(instance, former, incompatible).open(2)
+    refused = store.refusal("create", incompatible)
     assert refused is not None
     assert "evolved has hash keys" in refused.message
     assert rows(store, former) == expected(former, range(40), is_former)

@@ -47,12 +47,12 @@ def test_version_has_exactly_its_families(instance: Open) -> None:
     assert store.refusal("get", A, family="maps").kind == MISSING
     store.commit()
     for opened in (provider, instance()):
-        found = []
+        names = []
         for version in (3, 2, 1, 0):
-            read = opened.open_read(version)
-            found.append(read.families())
-            read.release()
-        assert found == [{"default", "lists"}, {"default", "maps", "lists"}, {"default", "maps"}, {"default"}]
+            read_store = opened.open_read(version)
+            names.append(read_store.families())
+            read_store.release()
+        assert names == [{"default", "lists"}, {"default", "maps", "lists"}, {"default", "maps"}, {"default"}]
 
 
 def test_removed_family_stays_removed(instance: Open) -> None:
@@ -106,8 +106,8 @@ def test_run_has_all_rows_of_a_family_that_was_declared_again(instance: Open) ->
     store.commit()
     # The base, the delta of the first declaration, a run, and one delta.
     assert store.metrics["checkpointMaxChainLength"] == 4
-    read = created(instance(**options).open(8), MAPS)
-    assert sorted(read.rows("maps")) == [(A, value(3)), (B, value(6)), (C, value(7))]
+    read_store = created(instance(**options).open(8), MAPS)
+    assert sorted(read_store.rows("maps")) == [(A, value(3)), (B, value(6)), (C, value(7))]
 
 
 def test_abort_restores_families_and_rows(instance: Open) -> None:
@@ -123,15 +123,15 @@ def test_abort_restores_families_and_rows(instance: Open) -> None:
     before = None
     for end in (True, False):
         store = created(provider.open(1), TIMES, LISTS, MAPS, hidden)
-        found = [
+        contents = [
             store.rows("$hidden"),
             store.rows("times"),
             store.values(A, "lists"),
             store.rows("lists"),
             store.prefix_rows("a", family="maps"),
         ]
-        assert before in (None, found)
-        before = found
+        assert before in (None, contents)
+        before = contents
         if end:
             created(store, Family("new")).put(A, value(1), "new")
             store.put(B, value(2), "$hidden")
@@ -161,19 +161,19 @@ def test_register_in_a_read_store_creates_no_family(instance: Open) -> None:
     provider = instance()
     created(provider.open(0), MAPS).commit()
     fresh = instance()
-    read = fresh.open_read(1)
-    read.register(MAPS)
-    read.register(LISTS)
-    read.register(LISTS)
-    read.release()
+    read_store = fresh.open_read(1)
+    read_store.register(MAPS)
+    read_store.register(LISTS)
+    read_store.register(LISTS)
+    read_store.release()
     # Another store of the same provider, without a declaration of the families.
-    read = fresh.open_read(1)
-    assert read.rows("maps") == read.rows("lists") == read.values(A, "lists") == []
-    read.release()
-    read.release()
-    read = instance().open_read(1)
-    assert read.families() == {"default", "maps"}
-    read.release()
+    read_store = fresh.open_read(1)
+    assert read_store.rows("maps") == read_store.rows("lists") == read_store.values(A, "lists") == []
+    read_store.release()
+    read_store.release()
+    read_store = instance().open_read(1)
+    assert read_store.families() == {"default", "maps"}
+    read_store.release()
 
 
 # Several values per key, iterators, threads
@@ -194,13 +194,13 @@ def test_multi_get_is_a_snapshot_of_its_call(store: Store) -> None:
     created(store, MAPS)
     for key, number in ((A, 1), (B, 2)):
         store.put(key, value(number), "maps")
-    found = store.open_iterator("multiGet", [A, C, B, A], family="maps")
+    iterator = store.open_iterator("multiGet", [A, C, B, A], family="maps")
     store.put(A, value(10), "maps")
     store.put(C, value(11), "maps")
-    assert found.take(1) == [value(1)]
+    assert iterator.take(1) == [value(1)]
     assert store.get(A, "maps") == value(10)
     store.remove(B, "maps")
-    assert found.take(9) == [None, value(2), value(1)]
+    assert iterator.take(9) == [None, value(2), value(1)]
     assert store.multi_get([A, C, B], "maps") == [value(10), value(11), None]
 
 
@@ -233,11 +233,11 @@ def test_reusable_iterator_sees_writes_before_each_seek(store: Store) -> None:
     store.put((0, "a"), value(0), "times")
     store.put((5, "a"), value(5), "times")
     assert numbers(iterator.take(9)) == [2, 3]
-    found = []
+    results = []
     for at in (0, 3, 9, -4, None):
         iterator.seek(at)
-        found.append(numbers(iterator.take(9)))
-    assert found == [[0, 1, 2, 3, 5], [3, 5], [], [0, 1, 2, 3, 5], []]
+        results.append(numbers(iterator.take(9)))
+    assert results == [[0, 1, 2, 3, 5], [3, 5], [], [0, 1, 2, 3, 5], []]
     iterator.seek(3)
     store.remove((3, "a"), "times")
     assert numbers(iterator.take(9)) == [3, 5]
@@ -250,17 +250,17 @@ def test_alternating_threads_see_each_others_writes(instance: Open) -> None:
     provider = instance()
     provider.begin_task()
     store = provider.open(0)
-    seen: list[Any] = []
+    results: list[Any] = []
 
     def state_server() -> None:
         created(store, LISTS, TIMES)
         for i in range(50):
             store.merge(A, value(i), "lists")
             store.put((i, "a"), value(i), "times")
-        seen.append(len(store.values(A, "lists")))
+        results.append(len(store.values(A, "lists")))
 
     def state_server_again() -> None:
-        seen.append(numbers(store.rows("times")))
+        results.append(numbers(store.rows("times")))
         store.merge(A, value(50), "lists")
 
     for work in (state_server, state_server_again):
@@ -269,7 +269,7 @@ def test_alternating_threads_see_each_others_writes(instance: Open) -> None:
         thread.join()
         for (at, who), _ in store.range_rows((0, ""), (49, ""), "times"):
             store.remove((at, who), "times")
-    assert seen == [50, [49]]
+    assert results == [50, [49]]
     assert len(store.values(A, "lists")) == 51
     store.commit()
     provider.end_task()
@@ -281,10 +281,10 @@ def test_open_stores_end_with_their_task(instance: Open) -> None:
     provider = instance()
     created(provider.open(0), LISTS).commit()
     provider.begin_task()
-    read, store = provider.open_read(1), provider.open(1)
+    read_store, store = provider.open_read(1), provider.open(1)
     store.create(MAPS)
     provider.end_task()
-    assert "released" in read.refusal("rows").message
+    assert "released" in read_store.refusal("rows").message
     assert "aborted" in store.refusal("rows").message
     assert provider.open_read(1).families() == {"default", "lists"}
 
@@ -351,6 +351,6 @@ def test_merge_time_is_independent_of_list_length(instance: Open) -> None:
     store.commit()
     assert time.perf_counter() - started < 20
     assert store.metrics["numKeys"] == 1
-    found = created(instance().open(1), LISTS).values(A, "lists")
-    assert len(found) == 100_000
-    assert [row[0] for row in found[90_000:]] == list(range(10_000))
+    values = created(instance().open(1), LISTS).values(A, "lists")
+    assert len(values) == 100_000
+    assert [row[0] for row in values[90_000:]] == list(range(10_000))

@@ -97,8 +97,8 @@ def scans(draw: st.DrawFn, model: FamilyModel) -> Row:
         start, end = draw(st.none() | key), draw(st.none() | key)
         if model.family.spec[0] == "timestampPostfix":
             # Between timestamps of one key; ranges across keys are undefined.
-            one = draw(key)
-            start, end = (*one[:-1], start[-1] if start else -(2**63)), (*one[:-1], end[-1] if end else 0)
+            bound = draw(key)
+            start, end = (*bound[:-1], start[-1] if start else -(2**63)), (*bound[:-1], end[-1] if end else 0)
         return (kind, start, end)
     if kind.startswith("prefix"):
         return (kind, prefix_of(model.family, draw(key)))
@@ -113,26 +113,26 @@ class Opened:
     iterator: RowIterator
     model: FamilyModel
     kind: str
-    wanted: list[Any]
+    expected: list[Any]
 
-    def check(self, found: list[Any], limit: int) -> None:
-        assert len(found) == min(limit, len(self.wanted))
-        for row in found:
-            assert row == self.wanted.pop(self.position(row))
+    def check(self, rows: list[Any], limit: int) -> None:
+        assert len(rows) == min(limit, len(self.expected))
+        for row in rows:
+            assert row == self.expected.pop(self.position(row))
 
     def position(self, row: Any) -> int:
         """Return the position of a valid next row in its group."""
         if self.kind == "values":
             return 0
-        return [self.model.group(key) for key, _ in self.wanted].index(self.model.group(row[0]))
+        return [self.model.group(key) for key, _ in self.expected].index(self.model.group(row[0]))
 
 
 Check = Callable[[Any], None]
 
 
-def wants(wanted: Any) -> Check:
+def wants(expected: Any) -> Check:
     def check(result: Any) -> None:
-        assert result == wanted
+        assert result == expected
 
     return check
 
@@ -175,9 +175,9 @@ class FamiliesMachine(VersionsMachine):
         scans = [(model, scan) for model in content.values() for scan in self.whole_scans(model)]
         for model, scan in scans:
             script.scan(*scan, family=model.family.name)
-        names, *found = script.run()[declared:]
+        names, *results = script.run()[declared:]
         assert names == set(content)
-        for (model, scan), rows in zip(scans, found, strict=True):
+        for (model, scan), rows in zip(scans, results, strict=True):
             assert model.gives(rows, *scan)
 
     def whole_scans(self, model: FamilyModel) -> list[Row]:
@@ -278,8 +278,8 @@ class FamiliesMachine(VersionsMachine):
         model.put(key, (0, "small"))
 
     @precondition(lambda self: self.store is None)
-    @rule(data=st.data(), name=st.sampled_from(NAMES), seen=st.booleans(), recreate=st.booleans())
-    def batch(self, data: st.DataObject, name: str, seen: bool, recreate: bool) -> None:
+    @rule(data=st.data(), name=st.sampled_from(NAMES), checks=st.booleans(), recreate=st.booleans())
+    def batch(self, data: st.DataObject, name: str, checks: bool, recreate: bool) -> None:
         # The usual batch of a query in one step, so that runs reach many versions.
         self.open_newest()
         if recreate and not name.startswith("$"):
@@ -287,7 +287,7 @@ class FamiliesMachine(VersionsMachine):
         self.create(data, name)
         self.work_on(self.draw_family(data), data)
         self.work_on(self.draw_family(data), data)
-        if seen:
+        if checks:
             self.check_all(self.store, self.content, writing=True)
         self.commit()
 
@@ -321,14 +321,14 @@ class FamiliesMachine(VersionsMachine):
     def advance(self, opened: Opened, limit: int, *, remove: bool, overwrite: bool = False) -> None:
         # A removed family has no keys to remove.
         if remove and opened.kind != "values" and self.content.get(opened.model.family.name) is opened.model:
-            found = opened.iterator.take_removed(limit)
-            for key, _ in found:
+            rows = opened.iterator.take_removed(limit)
+            for key, _ in rows:
                 opened.model.remove(key)
         elif overwrite and opened.kind != "values":
-            found = opened.iterator.take_overwritten(limit)
+            rows = opened.iterator.take_overwritten(limit)
         else:
-            found = opened.iterator.take(limit)
-        opened.check(found, limit)
+            rows = opened.iterator.take(limit)
+        opened.check(rows, limit)
 
     @precondition(lambda self: self.store is not None)
     @rule(data=st.data(), remove=st.booleans())

@@ -86,8 +86,8 @@ def test_range_order_of_every_type_equals_rocksdb(both: list[Store]) -> None:
             for scan in scans:
                 script.scan(*scan, family=family.name)
             script.remove_family(family.name)
-            found = script.run()[len(keys) + 1 : -1]
-            assert found == [model.scan(*scan) for scan in scans]
+            results = script.run()[len(keys) + 1 : -1]
+            assert results == [model.scan(*scan) for scan in scans]
 
     check()
 
@@ -96,14 +96,14 @@ def test_range_scan_is_half_open(store: Store) -> None:
     created(store, TIMES)
     for i in range(-2, 3):
         store.put((i, "x"), value(i), "times")
-    found = [
+    results = [
         numbers(store.range_rows(start, end, "times"))
         for start, end in [
             (None, None), ((-1, "x"), (2, "x")), ((1, "x"), (1, "x")), ((2, "x"), (-2, "x")),
             ((9, "x"), None), (None, (-9, "x")), ((2, "x"), (None, "x")), ((None, "x"), None),
         ]
     ]  # fmt: skip
-    assert found == [[-2, -1, 0, 1, 2], [-1, 0, 1], [], [], [], [], [2], []]
+    assert results == [[-2, -1, 0, 1, 2], [-1, 0, 1], [], [], [], [], [2], []]
 
 
 @pytest.mark.parametrize("family", [EXPIRIES, EVENTS], ids=lambda family: family.name)

@@ -45,10 +45,10 @@ def test_create_rejects_invalid_family_names(
     refused = store.refusal("create", Family(name, internal=internal))
     assert (refused.kind if refused else None) == kind
     store.abort()
-    read = provider.open_read(0)
-    refused = read.refusal("register", Family(name, internal=internal))
+    read_store = provider.open_read(0)
+    refused = read_store.refusal("register", Family(name, internal=internal))
     assert (refused.kind if refused else None) == kind
-    read.release()
+    read_store.release()
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_unsupported_key_types_are_rejected(store: Store, key: str, spec: Row, k
 
 @ours_alone
 @pytest.mark.parametrize(
-    "other",
+    "other_family",
     [
         Family("times", key=TIMES.key, spec=("prefix", 1)),
         Family("times", key=TIMES.key, spec=TIMES.spec, multiple=True),
@@ -149,7 +149,7 @@ def test_unsupported_key_types_are_rejected(store: Store, key: str, spec: Row, k
     ],
     ids=["encoder", "values per key", "key", "value"],
 )
-def test_family_with_rows_rejects_another_schema(instance: Open, other: Family) -> None:
+def test_family_with_rows_rejects_another_schema(instance: Open, other_family: Family) -> None:
     provider = instance()
     store = created(provider.open(0), TIMES)
     store.put((1, "a"), value(1), "times")
@@ -157,7 +157,7 @@ def test_family_with_rows_rejects_another_schema(instance: Open, other: Family) 
         if opened is None:
             store.commit()
             opened = instance().open(1)
-        refused = opened.refusal("create", other)
+        refused = opened.refusal("create", other_family)
         assert refused is not None
         assert "times has range keys" in refused.message
         assert numbers(created(opened, TIMES).rows("times")) == [1]
@@ -187,14 +187,14 @@ def test_join_side_with_a_doubled_event_time_is_only_iterated(instance: Open) ->
     store.put_list(A, [value(1), value(2)], "events")
     store.commit()
     provider = instance()
-    read = provider.open_read(1)
-    read.register(doubled)
-    assert read.scan("allValues", family="events") == [(("a", 1, 1), value(n)) for n in (1, 2)]
+    read_store = provider.open_read(1)
+    read_store.register(doubled)
+    assert read_store.scan("allValues", family="events") == [(("a", 1, 1), value(n)) for n in (1, 2)]
     for operation, arguments in (("get", (("a", 1, 1),)), ("values", (("a", 1, 1),)), ("rows", ())):
-        refused = read.refusal(operation, *arguments, family="events")
+        refused = read_store.refusal(operation, *arguments, family="events")
         assert refused is not None, operation
         assert "storeName=events" in refused.message
-    upgraded = provider.upgrade(read, 1)
+    upgraded = provider.upgrade(read_store, 1)
     refused = upgraded.refusal("create", doubled)
     assert refused is not None
     assert "events has timestampPostfix keys" in refused.message

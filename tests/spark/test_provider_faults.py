@@ -81,12 +81,12 @@ class Life:
         if version not in self.attempted or self.confs["checkpointFormatVersion"] == "2":
             return
         try:
-            found = self.read(version, None)
+            content = self.read(version, None)
         except Py4JJavaError as error:
             if "does not exist; the store has" not in messages(error.java_exception):
                 raise
         else:
-            assert found in self.attempted[version]
+            assert content in self.attempted[version]
 
     def close(self) -> None:
         for provider in self.opened:
@@ -199,8 +199,8 @@ def strike(life: Life, operation: str, kind: FaultKind, at: int) -> str:
         life.check_attempted()
     # Spark retries the batch elsewhere.
     life.check(since=2 if operation != "maintenance" else life.version)
-    other = life.open()
-    life.commit(other, LARGE)
-    life.commit(other, {("end", 1): (1, "end")})
+    instance = life.open()
+    life.commit(instance, LARGE)
+    life.commit(instance, {("end", 1): (1, "end")})
     life.check(since=3 if operation != "maintenance" else life.version - 1)
     return fired

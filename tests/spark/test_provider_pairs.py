@@ -49,8 +49,8 @@ def check(store: Store, family: Family, scan: Any, count: int) -> None:
     expected = store.scan(*scan, family=family.name)
     assert len(expected) == count * (2 if scan[0].endswith("Values") else 1)
     iterator = store.open_iterator(*scan, family=family.name)
-    found = iterator.take_overwritten(1) + iterator.take_overwritten(len(expected))
-    assert found == expected
+    pairs = iterator.take_overwritten(1) + iterator.take_overwritten(len(expected))
+    assert pairs == expected
     assert iterator.take_overwritten(1) == []
     iterator.close()
 
@@ -62,9 +62,9 @@ def test_iterator_returns_each_row_once_if_its_pair_is_overwritten(
     instance: Open, family: Family, scan: Any, count: int
 ) -> None:
     provider = instance()
-    written = filled(provider.open(0), family, count)
-    check(written, family, scan, count)
-    written.commit()
+    store = filled(provider.open(0), family, count)
+    check(store, family, scan, count)
+    store.commit()
     check(created(provider.open_read(1)), family, scan, count)
 
 
@@ -96,9 +96,9 @@ def test_iterator_pair_is_independent_of_other_reads(store: Store) -> None:
     filled(store, TIMES, FEW)
     expected = store.rows("times")
     first, second = (store.open_iterator("all", family="times") for _ in range(2))
-    found = []
+    pairs = []
     for _ in range(FEW):
-        found += first.take_overwritten(1)
+        pairs += first.take_overwritten(1)
         assert store.get((0, "a"), "times") == value(0)
-        assert second.take(1) == found[-1:]
-    assert found == expected
+        assert second.take(1) == pairs[-1:]
+    assert pairs == expected

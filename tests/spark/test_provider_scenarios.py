@@ -94,14 +94,14 @@ def test_abort_leaves_no_changes_and_files(instance: Open, tmp_path: Path) -> No
 
 
 def test_checkpoint_id_identifies_the_attempt(instance: Open) -> None:
-    ours, theirs = instance(), instance()
-    first = commit(ours, 0, None, {A: value(1)})
-    mine = commit(ours, 1, first, {A: value(2)})
-    other = commit(theirs, 1, first, {A: value(3)})
-    assert mine != other
+    provider_a, provider_b = instance(), instance()
+    first = commit(provider_a, 0, None, {A: value(1)})
+    attempt_a = commit(provider_a, 1, first, {A: value(2)})
+    attempt_b = commit(provider_b, 1, first, {A: value(3)})
+    assert attempt_a != attempt_b
     # Both hold a version 2 in memory; each must answer for the requested one.
-    assert read(ours, 2, other) == {A: value(3)}
-    assert read(theirs, 2, mine) == {A: value(2)}
+    assert read(provider_a, 2, attempt_b) == {A: value(3)}
+    assert read(provider_b, 2, attempt_a) == {A: value(2)}
 
 
 @pytest.mark.parametrize("checkpoint_format", [1], ids=["v1"])
@@ -125,9 +125,9 @@ def test_snapshot_of_an_abandoned_version_is_not_used(instance: Open) -> None:
     newest = commit(provider, 4, before, {B: value(0)})
     for version in range(5, 9):
         newest = commit(provider, version, newest, {C: value(version)})
-    wanted = FILLING | {A: value(3), B: value(0), C: value(8)}
-    assert read(provider, 9, newest) == wanted
-    assert read(instance(**CHAINING), 9, newest) == wanted
+    expected = FILLING | {A: value(3), B: value(0), C: value(8)}
+    assert read(provider, 9, newest) == expected
+    assert read(instance(**CHAINING), 9, newest) == expected
 
 
 def test_version_can_be_abandoned_during_its_snapshot(instance: Open) -> None:
@@ -142,11 +142,11 @@ def test_version_can_be_abandoned_during_its_snapshot(instance: Open) -> None:
         snapshot = threading.Thread(target=provider.snapshot)
         snapshot.start()
         time.sleep(pause / 250)
-        other = commit(provider, 2, second, {C: value(pause)})
+        retried = commit(provider, 2, second, {C: value(pause)})
         snapshot.join()
-        newest = commit(provider, 3, other, {("fill", 0): value(pause)})
-        wanted = filling | {A: value(1), C: value(pause), ("fill", 0): value(pause)}
-        assert read(instance(**settings), 4, newest) == wanted
+        newest = commit(provider, 3, retried, {("fill", 0): value(pause)})
+        expected = filling | {A: value(1), C: value(pause), ("fill", 0): value(pause)}
+        assert read(instance(**settings), 4, newest) == expected
 
 
 def test_background_run_shortens_the_chain(instance: Open) -> None:
@@ -182,8 +182,8 @@ def test_run_has_no_changes_from_before_a_compaction(instance: Open) -> None:
     assert compactions > 0
     provider.snapshot()
     newest = commit(provider, 8, newest, {("d", 1): value(5)})
-    wanted = FILLING | {("fill", 0): value(0), A: value(3), B: value(2), ("d", 1): value(5)}
-    assert read(instance(**CHAINING), 9, newest) == wanted
+    expected = FILLING | {("fill", 0): value(0), A: value(3), B: value(2), ("d", 1): value(5)}
+    assert read(instance(**CHAINING), 9, newest) == expected
 
 
 def test_older_version_is_opened_again_after_a_compaction(instance: Open) -> None:
@@ -240,15 +240,15 @@ def test_upgrade_accepts_the_read_store_of_another_operator(
 ) -> None:
     provider = instance()
     first = commit(provider, 0, None, {A: value(1)})
-    other = Provider(spark, f"file:{tmp_path}", operator=7)
-    foreign = other.open_read(0)
-    store = provider.upgrade(foreign, 1, first, owner=other)
+    other_provider = Provider(spark, f"file:{tmp_path}", operator=7)
+    foreign = other_provider.open_read(0)
+    store = provider.upgrade(foreign, 1, first, owner=other_provider)
     assert store.get(A) == value(1)
     store.put(B, value(2))
     store.commit()
     assert foreign.rows() == []
     foreign.release()
-    other.close()
+    other_provider.close()
     assert read(provider, 2, store.checkpoint_id) == {A: value(1), B: value(2)}
 
 
@@ -346,24 +346,24 @@ def test_metrics_are_exact(instance: Open, tmp_path: Path) -> None:
     store = provider.open(0)
     change(store, {(f"k{i}", i): value(i) for i in range(100)} | {("k7", 7): None})
     store.commit()
-    written = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+    written_bytes = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
     assert store.metrics["numKeys"] == 99
     assert store.metrics["checkpointObjectsWritten"] == 1
-    assert store.metrics["checkpointBytesWritten"] == written
-    other = instance().open(1, store.checkpoint_id)
-    other.commit()
-    assert 0 < other.metrics["checkpointLoadBytes"] <= written
-    assert other.metrics["numKeys"] == 99
+    assert store.metrics["checkpointBytesWritten"] == written_bytes
+    second_store = instance().open(1, store.checkpoint_id)
+    second_store.commit()
+    assert 0 < second_store.metrics["checkpointLoadBytes"] <= written_bytes
+    assert second_store.metrics["numKeys"] == 99
 
 
 def test_compression_round_trip_returns_equal_rows(instance: Open, tmp_path: Path) -> None:
     rows = {("repeats", 1): value(1, 9_000_000), ("small", 1): value(2)}
     rows |= {("random", i): value(i, secrets.token_hex(150_000)) for i in range(9)}
-    one = commit(provider := instance(backend__compression="zstd"), 0, None, rows)
-    two = commit(provider, 1, one, {("random", 3): None, ("small", 1): value(3), ("new", 1): value(4)})
-    assert read(instance(), 1, one) == rows
+    first = commit(provider := instance(backend__compression="zstd"), 0, None, rows)
+    second = commit(provider, 1, first, {("random", 3): None, ("small", 1): value(3), ("new", 1): value(4)})
+    assert read(instance(), 1, first) == rows
     del rows["random", 3]
-    assert read(instance(), 2, two) == rows | {("small", 1): value(3), ("new", 1): value(4)}
+    assert read(instance(), 2, second) == rows | {("small", 1): value(3), ("new", 1): value(4)}
     files = [path for path in tmp_path.rglob("state/**/*") if path.is_file()]
     assert len(files) == 2
     assert max(path.stat().st_size for path in files) < 3_500_000

@@ -243,7 +243,7 @@ def life_of(
 ) -> Life:
     """Return a query's output, final state and operator metadata."""
     case = CASES[name]
-    made = events.batches(5)
+    batches = events.batches(5)
     query = Query(
         spark,
         directory,
@@ -255,7 +255,7 @@ def life_of(
         confs=case.confs,
         collect=case.collect,
     )
-    outputs = run_with_restarts(query, [made[:2], made[2:4], made[4:]])
+    outputs = run_with_restarts(query, [batches[:2], batches[2:4], batches[4:]])
     assert len(query.progress[-1]["stateOperators"]) == case.operators
     state = query.state() if reads_state else Counter()
     if case.keeps_clock:
@@ -315,6 +315,6 @@ def test_query_output_equals_sparks_store(
         directory = tmp_path_factory.mktemp("query")
         return life_of(spark, name, directory, provider, checkpoint_format, reads_state=reads_state)
 
-    ours = live(OURS, checkpoint_format)
-    assert any(rows for output in ours[0] for _, rows in output), "no output is compared"
-    recordings.compare(name + " without state" * (not reads_state), ours, lambda: live(SPARKS, 1))
+    life = live(OURS, checkpoint_format)
+    assert any(rows for output in life[0] for _, rows in output), "no output is compared"
+    recordings.compare(name + " without state" * (not reads_state), life, lambda: live(SPARKS, 1))

@@ -74,22 +74,22 @@ def by_time(stream: Any) -> Any:
     )
 
 
-def compare(spark: Any, directories: Any, build: Any, mode: str, given_: Input) -> None:
-    note(str(given_.schema))
-    found = []
-    for provider, checkpoint_format in ((SPARKS, 1), (OURS, given_.checkpoint_format)):
+def compare(spark: Any, directories: Any, build: Any, mode: str, generated: Input) -> None:
+    note(str(generated.schema))
+    lives = []
+    for provider, checkpoint_format in ((SPARKS, 1), (OURS, generated.checkpoint_format)):
         query = Query(
             spark,
             directories.mktemp("generated"),
             build,
             mode,
-            given_.schema,
+            generated.schema,
             provider=provider,
             checkpoint_format=checkpoint_format,
         )
-        found.append((run_with_restarts(query, given_.parts), query.state()))
-    assert found[0] == found[1]
-    assert any(rows for output in found[0][0] for _, rows in output)
+        lives.append((run_with_restarts(query, generated.parts), query.state()))
+    assert lives[0] == lives[1]
+    assert any(rows for output in lives[0][0] for _, rows in output)
 
 
 CASES = {
@@ -109,7 +109,7 @@ def test_key_equality_of_every_type_equals_sparks_store(
 ) -> None:
     @settings(max_examples=examples * EFFORT, phases=[Phase.generate], database=None)
     @given(inputs(timed=timed))
-    def check(given_: Input) -> None:
-        compare(spark, tmp_path_factory, build, mode, given_)
+    def check(generated: Input) -> None:
+        compare(spark, tmp_path_factory, build, mode, generated)
 
     check()

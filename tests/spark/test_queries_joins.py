@@ -69,11 +69,11 @@ def every_join(stream: Any) -> Any:
 
 def life_of(query: Query) -> Life:
     """Return output, an older state and the last one, and Spark's metadata of the operators."""
-    made = events.batches(3, rows=40)
-    outputs = run_with_restarts(query, [made[:1], made[1:2]])
+    batches = events.batches(3, rows=40)
+    outputs = run_with_restarts(query, [batches[:1], batches[1:2]])
     # As if the driver had died after the state was committed and before the batch was.
     query.forget_newest_commit()
-    outputs += run_with_restarts(query, [made[2:]])
+    outputs += run_with_restarts(query, [batches[2:]])
     assert len(query.progress[-1]["stateOperators"]) == 5
     return outputs, query.state(only=1, batchId=1), without_chance(query.state()), query.metadata()
 
@@ -124,14 +124,14 @@ def test_join_output_equals_sparks_store(
         return life_of(query)
 
     sparks_store, sparks_format = STORES[state_format]
-    ours = live(OURS, checkpoint_format)
-    outputs, older, newest, _ = ours
+    life = live(OURS, checkpoint_format)
+    outputs, older, newest, _ = life
     kinds = ["inner", "left", "right", "full", "semi"]
     rows = Counter(row for output in outputs for _, batch in output for row in batch.elements())
     assert older
     assert newest
     assert [any(f"{kind}=Row(" in row for row in rows) for kind in kinds] == [True] * len(kinds)
-    recordings.compare(f"state format {state_format}", ours, lambda: live(sparks_store, sparks_format))
+    recordings.compare(f"state format {state_format}", life, lambda: live(sparks_store, sparks_format))
 
 
 # Spark 4.3 cannot write the schemas of an inner join's state in this format, and refuses outer joins.

@@ -63,12 +63,12 @@ def operator(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[
             STATE_STORE + "backend.compression": "none",
         },
     )
-    found = []
+    reports = []
     batches = [rows(keys) for keys in KEYS]
     for part in (batches[:RESTART], batches[RESTART:]):
         run_with_restarts(query, [part])
-        found += [progress["stateOperators"][0] for progress in query.progress]
-    return found
+        reports += [progress["stateOperators"][0] for progress in query.progress]
+    return reports
 
 
 def shown_in_the_ui(spark: Any) -> dict[str, str]:
@@ -91,12 +91,12 @@ def series(operator: list[dict[str, Any]], name: str) -> list[int]:
 
 
 def test_row_count_metrics_are_exact(operator: list[dict[str, Any]]) -> None:
-    seen: set[int] = set()
+    all_keys: set[int] = set()
     for keys, progress in zip(KEYS, operator, strict=True):
-        seen.update(keys)
-        assert progress["numRowsTotal"] == len(seen)
+        all_keys.update(keys)
+        assert progress["numRowsTotal"] == len(all_keys)
         assert progress["numRowsUpdated"] == len(keys)
-        assert progress["memoryUsedBytes"] > len(seen) * 16
+        assert progress["memoryUsedBytes"] > len(all_keys) * 16
 
 
 def test_inline_commit_writes_one_object_per_partition(operator: list[dict[str, Any]]) -> None:

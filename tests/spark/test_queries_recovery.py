@@ -46,15 +46,15 @@ def make(
 
 
 def runs_with_lost_commits(query: Query) -> list[Output]:
-    made = events.batches(5)
-    outputs = run_with_restarts(query, [made[:3]])
+    batches = events.batches(5)
+    outputs = run_with_restarts(query, [batches[:3]])
     query.forget_newest_commit()
-    outputs += run_with_restarts(query, [made[3:4]])
+    outputs += run_with_restarts(query, [batches[3:4]])
     # The same batch twice, without new input after it.
     for _ in range(2):
         query.forget_newest_commit()
         outputs.append(query.run())
-    return [*outputs, *run_with_restarts(query, [made[4:]])]
+    return [*outputs, *run_with_restarts(query, [batches[4:]])]
 
 
 @pytest.mark.spark
@@ -68,27 +68,27 @@ def test_repeated_batch_has_the_same_result(
         query = make(spark, tmp_path / provider, name, provider, checkpoint_format)
         return runs_with_lost_commits(query), query.state() if readable else Counter()
 
-    ours = live(OURS, checkpoint_format)
-    outputs = ours[0]
+    result = live(OURS, checkpoint_format)
+    outputs = result[0]
     assert outputs[2] == outputs[3]
     assert outputs[2], "the batch was run again"
-    recordings.compare(name + " without state" * (not readable), ours, lambda: live(SPARKS, 1))
+    recordings.compare(name + " without state" * (not readable), result, lambda: live(SPARKS, 1))
 
 
 # A checkpoint at another place
 
 
 def test_query_resumes_from_a_copied_checkpoint(spark: Any, tmp_path: Path, recordings: Recordings) -> None:
-    made = events.batches(4)
+    batches = events.batches(4)
     readable = NEWEST_READABLE_FORMAT == 2
 
     def on_sparks_store() -> tuple[list[Output], Counter[str]]:
         stays = make(spark, tmp_path / "stays", provider=SPARKS)
-        outputs = run_with_restarts(stays, [made[:3], made[3:]])
+        outputs = run_with_restarts(stays, [batches[:3], batches[3:]])
         return outputs, stays.state() if readable else Counter()
 
     moves = make(spark, tmp_path / "moves", checkpoint_format=2)
-    outputs = run_with_restarts(moves, [made[:3]])
+    outputs = run_with_restarts(moves, [batches[:3]])
     copy = tmp_path / "elsewhere" / "a copy"
     # Its maintenance may still write.
     unload_all(spark)
@@ -96,7 +96,7 @@ def test_query_resumes_from_a_copied_checkpoint(spark: Any, tmp_path: Path, reco
     assert list(copy.glob("state/*/*/shared/*")), "some state is in files of its own"
     shutil.rmtree(moves.checkpoint)
     moves.checkpoint = copy
-    outputs += run_with_restarts(moves, [made[3:]])
+    outputs += run_with_restarts(moves, [batches[3:]])
 
     # Spark's reader of state cannot handle the blank in the name.
     moves.checkpoint = tmp_path / "elsewhere" / "copy"

@@ -45,8 +45,8 @@ def counts_and_joins(stream: Any) -> Any:
 
 
 def life_of(query: Query) -> tuple[list[Output], Counter[str]]:
-    made = events.batches(4)
-    return run_with_restarts(query, [made[:2], made[2:]]), query.state()
+    batches = events.batches(4)
+    return run_with_restarts(query, [batches[:2], batches[2:]]), query.state()
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def life_of(query: Query) -> tuple[list[Output], Counter[str]]:
 def test_settings_do_not_change_results(
     spark: Any, tmp_path: Path, recordings: Recordings, checkpoint_format: int, names: list[str]
 ) -> None:
-    def made(provider: str, checkpoint_format: int, **confs: str) -> Query:
+    def make_query(provider: str, checkpoint_format: int, **confs: str) -> Query:
         return Query(
             spark,
             tmp_path / provider,
@@ -72,8 +72,8 @@ def test_settings_do_not_change_results(
         )
 
     settings = {key: value for name in names for key, value in SETTINGS[name].items()}
-    query = made(OURS, checkpoint_format, **settings)
-    recordings.compare("counts and joins", life_of(query), lambda: life_of(made(SPARKS, 1)))
+    query = make_query(OURS, checkpoint_format, **settings)
+    recordings.compare("counts and joins", life_of(query), lambda: life_of(make_query(SPARKS, 1)))
     # The last run's first batch always loads, the next one if nothing stays in memory.
     first, second = [
         sum(operator["customMetrics"]["checkpointLoadBytes"] for operator in progress["stateOperators"])

@@ -55,16 +55,16 @@ class Counting:
 
 def test_batch_reads_the_state_of_its_query(spark: Any, tmp_path: Path) -> None:
     counting = Counting(spark, tmp_path / "checkpoint", 2)
-    read: dict[int, dict[int, int]] = {}
+    states: dict[int, dict[int, int]] = {}
 
     def in_batch(batch: Any, number: int) -> None:
         if number > 0:
-            read[number] = counting.read_state()
+            states[number] = counting.read_state()
 
     counting.start(in_batch)
-    assert len(read) >= BATCHES - 1
-    assert all(state == dict.fromkeys(range(KEYS), number) for number, state in read.items())
-    assert set(counting.rows.values()) == {max(read) + 1}
+    assert len(states) >= BATCHES - 1
+    assert all(state == dict.fromkeys(range(KEYS), number) for number, state in states.items())
+    assert set(counting.rows.values()) == {max(states) + 1}
 
 
 def test_batch_sets_a_job_group(spark: Any, tmp_path: Path) -> None:
@@ -86,14 +86,14 @@ def test_batch_sets_a_job_group(spark: Any, tmp_path: Path) -> None:
 
 def test_batch_reads_the_log_of_another_query(spark: Any, tmp_path: Path) -> None:
     """A query that lists another one's log of offsets is not taken for a run of that query."""
-    other = Counting(spark, tmp_path / "other", 1)
-    seen: list[int] = []
+    other_query = Counting(spark, tmp_path / "other", 1)
+    counts: list[int] = []
 
     def in_other(batch: Any, number: int) -> None:
         if number == 1:
             query = Counting(spark, tmp_path / "reader", 1)
-            query.start(lambda *_: seen.append(len(other.read_state())), 2)
+            query.start(lambda *_: counts.append(len(other_query.read_state())), 2)
 
-    query = other.start(in_other)
+    query = other_query.start(in_other)
     assert query.exception() is None
-    assert seen[:2] == [KEYS, KEYS]
+    assert counts[:2] == [KEYS, KEYS]

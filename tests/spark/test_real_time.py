@@ -89,12 +89,12 @@ class RealTimeQuery:
             self._query.stop()
 
     def _wait(self, condition: Callable[[], bool]) -> None:
-        def done() -> bool:
+        def check() -> bool:
             if not self._query.isActive and self._query.exception() is not None:
                 raise self._query.exception()
             return condition()
 
-        assert wait_until(done, 120), (self.emitted(), self._query.lastProgress)
+        assert wait_until(check, 120), (self.emitted(), self._query.lastProgress)
 
 
 Sessions = Callable[..., Any]
@@ -145,11 +145,11 @@ def transformed(numbers: Any) -> Any:
 
 def counts_of(numbers: list[int]) -> list[str]:
     """Return what a count emits in update mode, row by row."""
-    seen: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     rows = []
     for number in numbers:
-        seen[number % GROUPS] += 1
-        rows.append(f"{number % GROUPS},{seen[number % GROUPS]}")
+        counts[number % GROUPS] += 1
+        rows.append(f"{number % GROUPS},{counts[number % GROUPS]}")
     return rows
 
 

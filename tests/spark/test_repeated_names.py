@@ -77,13 +77,13 @@ def state_variables(stream: Any) -> Any:
 
     class Processor(StatefulProcessor):
         def init(self, handle: Any) -> None:
-            self.one = handle.getValueState("one", schema)
+            self.single = handle.getValueState("one", schema)
             self.many = handle.getListState("many", schema)
             self.named = handle.getMapState("named", schema, schema)
 
         def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
             count = len(list(rows))
-            self.one.update((count, -count))
+            self.single.update((count, -count))
             self.many.appendValue((count, -count))
             self.named.updateValue((count, -count), (key[0], 0))
             yield Row(rows=count)
@@ -118,28 +118,28 @@ def test_state_with_duplicate_column_names_equals_the_data_source(
     query.feed(*([{n: row[n] for n in SCHEMA.names} for row in part] for part in events.batches(2, rows=12)))
     query.run()
     url = str(query.checkpoint)
-    for read in column_families:
-        options = {SPARKS_OPTIONS[name]: value for name, value in read.items()}
+    for selection in column_families:
+        options = {SPARKS_OPTIONS[name]: value for name, value in selection.items()}
         frame = spark.read.format("statestore").options(**options).load(url).drop("partition_id")
         names = [part.names for part in sparks_structs(frame.schema)]
         assert any(map(alike, names)), f"no name is repeated: {names}"
         expected = [list(row) for row in frame.collect()]
         assert expected
-        assert_read(url, expected, **read)
+        assert_read(url, expected, **selection)
         newest = int(query.commits[-1].name)
-        changes = diff_state(url, 0, newest, **read)
+        changes = diff_state(url, 0, newest, **selection)
         assert not any(alike(part.names) for kind in changes.schema.types for part in structs(kind))
         assert changes.num_rows
-        family = ["--column-family", read["column_family"]] if "column_family" in read else []
-        place = ["--store", read.get("store", "default"), *family]
+        family = ["--column-family", selection["column_family"]] if "column_family" in selection else []
+        place = ["--store", selection.get("store", "default"), *family]
         printed = node("diff", url, 0, newest, *place)["rows"]
         assert printed == json.loads(json.dumps(plain(changes.to_pylist())))
         if family in ([], ["--column-family", "one"]):
             added = [row for row in changes.to_pylist() if row["change"] != "removed"]
-            state = read_state(url, **read).to_pylist()
-            left = [row for row in state if any(row["key"] == other["key"] for other in added)]
+            state = read_state(url, **selection).to_pylist()
+            remaining = [row for row in state if any(row["key"] == change["key"] for change in added)]
             assert ordered((r["key"], r["after"]) for r in added) == ordered(
-                (r["key"], r["value"]) for r in left
+                (r["key"], r["value"]) for r in remaining
             )
 
 

@@ -66,10 +66,10 @@ def log_of_offsets(spark: Any, query: Query) -> Any:
 @pytest.mark.spark
 def test_query_has_another_number_of_partitions_at_each_start(spark: Any, tmp_path: Path) -> None:
     rescaled, stays = make(spark, tmp_path / "rescaled"), make(spark, tmp_path / "stays")
-    made = events.batches(10)[::2]
-    expected = [run_with(stays, None, batch) for batch in made]
+    batches = events.batches(10)[::2]
+    expected = [run_with(stays, None, batch) for batch in batches]
     outputs = []
-    for number, batch in zip((3, 7, 2, 16, 16), made, strict=True):
+    for number, batch in zip((3, 7, 2, 16, 16), batches, strict=True):
         outputs.append(run_with(rescaled, str(number), batch))
         if number > 3 or OF_NEW:
             assert counts_of_partitions(rescaled) == {number}, number
@@ -84,22 +84,22 @@ def test_query_has_another_number_of_partitions_at_each_start(spark: Any, tmp_pa
 
 def test_planned_batch_has_the_new_partitions_and_its_input(spark: Any, tmp_path: Path) -> None:
     rescaled, stays = (make(spark, tmp_path / name, counts, "update") for name in ("rescaled", "stays"))
-    made = events.batches(6)
-    expected = run_with(stays, None, *made)
-    run_with(rescaled, "3", *made[:2])
+    batches = events.batches(6)
+    expected = run_with(stays, None, *batches)
+    run_with(rescaled, "3", *batches[:2])
     # The first batch of a run, which describes the operators anew.
-    run_with(rescaled, None, made[2])
+    run_with(rescaled, None, batches[2])
     rescaled.forget_newest_commit()
     # The batch that was planned before the new input is repeated as it was.
-    assert run_with(rescaled, "5", *made[3:]) == expected[2:]
+    assert run_with(rescaled, "5", *batches[3:]) == expected[2:]
     assert counts_of_partitions(rescaled) == {5}
 
 
 def test_batch_before_the_rescale_has_its_own_partitions(spark: Any, tmp_path: Path) -> None:
     query = make(spark, tmp_path, counts, "update")
-    made = events.batches(12)[::2]
-    outputs = run_with(query, "3", *made[:2]) + run_with(query, "6", *made[2:4])
-    outputs += run_with(query, "2", *made[4:])
+    batches = events.batches(12)[::2]
+    outputs = run_with(query, "3", *batches[:2]) + run_with(query, "6", *batches[2:4])
+    outputs += run_with(query, "2", *batches[4:])
     first = 3 if OF_NEW else 2
     # A rescale is at the newest batch; those before it keep their partitions.
     for batch, number in ((3, 2), (2, 6), (0, first)):
@@ -114,10 +114,10 @@ def test_query_of_format_v1_is_taken_to_v2(spark: Any, tmp_path: Path) -> None:
     rescaled, stays = (
         make(spark, tmp_path / name, counts, "update", **{FORMAT: "1"}) for name in ("rescaled", "stays")
     )
-    made = events.batches(10)[::2]
-    expected = run_with(stays, None, *made)
-    outputs = run_with(rescaled, "3", *made[:2]) + run_with(rescaled, "5", made[2])
-    outputs += run_with(rescaled, None, made[3]) + run_with(rescaled, "2", made[4])
+    batches = events.batches(10)[::2]
+    expected = run_with(stays, None, *batches)
+    outputs = run_with(rescaled, "3", *batches[:2]) + run_with(rescaled, "5", batches[2])
+    outputs += run_with(rescaled, None, batches[3]) + run_with(rescaled, "2", batches[4])
     assert outputs == expected
     assert ["stateUniqueIds" in path.read_text() for path in rescaled.commits] == [False, *[True] * 4]
     # A batch before the rescale, which has no ids, has the partitions and the rows that it had.
@@ -144,7 +144,7 @@ def test_interrupted_rescale_is_completed_by_the_next_start(
         make(spark, tmp_path / "s", counts, "update"),
     )
     first, second = events.batches(2)
-    outputs = [run_with(one, None, first) for one in (query, stays)]
+    outputs = [run_with(each_query, None, first) for each_query in (query, stays)]
     assert outputs[0] == outputs[1]
 
     class Killed(BaseException):
@@ -207,15 +207,15 @@ def test_batch_with_the_state_of_other_partitions_is_refused(spark: Any, tmp_pat
 
         def onQueryTerminated(self, event: Any) -> None: ...
 
-    other = OtherDriver()
-    spark.streams.addListener(other)
+    listener = OtherDriver()
+    spark.streams.addListener(listener)
     try:
         with pytest.raises(
             StreamingQueryException, match="has the state of 3 partitions, and the batch has 2"
         ):
             run_with(query, None, second)
     finally:
-        spark.streams.removeListener(other)
+        spark.streams.removeListener(listener)
     entry.write_text(before)
     assert run_with(query, None) == run_with(stays, None, second)
 

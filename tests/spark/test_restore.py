@@ -58,19 +58,19 @@ def every_operator(stream: Any) -> Any:
 def contents(query: Query) -> dict[str, list[Any]]:
     """Return every row of every store after the newest batch."""
     checkpoint = QueryCheckpoint(str(query.checkpoint))
-    found: dict[str, list[Any]] = {}
+    rows_by_store: dict[str, list[Any]] = {}
     for version in checkpoint.stores():
         for state, rows in read_store(checkpoint, version).rows():
             keys, values = (column.to_pylist() for column in rows.columns)
-            found[f"{version.store}, {state}"] = sorted(zip(keys, values, strict=True))
-    return found
+            rows_by_store[f"{version.store}, {state}"] = sorted(zip(keys, values, strict=True))
+    return rows_by_store
 
 
 def at(query: Query, checkpoint: Path) -> Query:
     """Return the same query with another checkpoint."""
-    other = copy(query)
-    other.checkpoint = checkpoint
-    return other
+    result = copy(query)
+    result.checkpoint = checkpoint
+    return result
 
 
 def counts(stream: Any) -> Any:
@@ -99,23 +99,23 @@ def test_restore_and_rollback_have_equal_output(
     first, second, third = events.batches(7)[::3]
     original.feed(first, second)
     outputs = original.run()
-    taken = savepoint(str(original.checkpoint), str(tmp_path), kind)
+    saved_state = savepoint(str(original.checkpoint), str(tmp_path), kind)
     original.feed(third)
     outputs += original.run()
     assert [number for number, _ in outputs] == [0, 1, 2]
     for name in ("windows", "sessions", "joined", "pandas", "processed"):
         assert any(f"{name}=Row(" in row for row in outputs[2][1]), name
-    known = contents(original)
+    expected = contents(original)
 
     rollback(str(original.checkpoint), 0, stopped=True)
     assert original.run() == outputs[1:]
-    assert contents(original) == known
+    assert contents(original) == expected
 
     # The state of batch 1 in its first run: it has been repeated since.
     restored = at(original, tmp_path / "restored")
-    assert restore(taken, str(restored.checkpoint)) == 1
+    assert restore(saved_state, str(restored.checkpoint)) == 1
     assert restored.run() == outputs[2:]
-    assert contents(restored) == known
+    assert contents(restored) == expected
 
 
 def test_changed_query_resumes_from_a_savepoint(spark: Any, tmp_path: Path) -> None:
@@ -123,14 +123,14 @@ def test_changed_query_resumes_from_a_savepoint(spark: Any, tmp_path: Path) -> N
     first, second = events.batches(2)
     original.feed(first)
     original.run()
-    taken = savepoint(str(original.checkpoint), str(tmp_path), "pointer")
+    saved_state = savepoint(str(original.checkpoint), str(tmp_path), "pointer")
     changed = at(original, tmp_path / "changed")
     changed.build = lambda stream: counts(stream.where("id % 2 = 0"))
-    restore(taken, str(changed.checkpoint))
+    restore(saved_state, str(changed.checkpoint))
     changed.feed(second)
     new = Counter(row["k"] for row in second if row["id"] % 2 == 0)
-    known = Counter(row["k"] for row in first)
-    assert changed.run() == [(1, Counter(f"Row(k={k!r}, count={known[k] + n})" for k, n in new.items()))]
+    previous = Counter(row["k"] for row in first)
+    assert changed.run() == [(1, Counter(f"Row(k={k!r}, count={previous[k] + n})" for k, n in new.items()))]
 
 
 @pytest.fixture
@@ -178,8 +178,8 @@ def test_rollback_covers_all_sources(spark: Any, tmp_path: Path) -> None:
 
     def run() -> Output:
         outputs: Output = []
-        read = spark.readStream.schema("k string")
-        few, many = (read.parquet(str(tmp_path / source)) for source in ("few", "many"))
+        reader = spark.readStream.schema("k string")
+        few, many = (reader.parquet(str(tmp_path / source)) for source in ("few", "many"))
         query = (
             few.union(many).groupBy("k").count().writeStream.outputMode("update").trigger(availableNow=True)
         )

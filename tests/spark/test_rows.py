@@ -118,8 +118,8 @@ def test_user_defined_type_is_decoded_as_its_storage_type(spark: Any) -> None:
     from pyspark.sql import functions as F
 
     frame = spark.range(2).select(array_to_vector(F.expr("array(double(id), -1.5d)")).alias("v"))
-    found = decode_rows(unsafe_rows(frame), frame.schema.json()).field("v").to_pylist()
-    assert found == [
+    vectors = decode_rows(unsafe_rows(frame), frame.schema.json()).field("v").to_pylist()
+    assert vectors == [
         {"type": 1, "size": None, "indices": None, "values": [float(number), -1.5]} for number in range(2)
     ]
 
@@ -142,8 +142,8 @@ def test_decoded_generated_rows_equal_spark(spark: Any, data: st.DataObject) -> 
     row = encoder.struct_of(columns)
     values = pa.array(data.draw(st.lists(row.values, min_size=1, max_size=6)), row.arrow)
     frame = spark.createDataFrame(pa.Table.from_struct_array(values), StructType.fromJson(row.node))
-    found = decode_rows(unsafe_rows(frame), frame.schema.json())
-    assert Counter(map(repr, found.to_pylist())) == Counter(map(repr, values.to_pylist()))
+    decoded = decode_rows(unsafe_rows(frame), frame.schema.json())
+    assert Counter(map(repr, decoded.to_pylist())) == Counter(map(repr, values.to_pylist()))
 
 
 # Types that may not be compared for equality.
@@ -176,9 +176,9 @@ def test_read_state_of_every_type_equals_the_data_source(typed: Any, tmp_path: P
     ):
         options = {"operatorId": operators[operator], "storeName": store}
         frame = typed.read.format("statestore").options(**options).load(str(query.checkpoint))
-        found = read_state(str(query.checkpoint), operators[operator], store)
-        assert found.num_rows == 8
-        values = [plain({name: value[row][name] for name in names}) for value in found.to_pylist()]
+        table = read_state(str(query.checkpoint), operators[operator], store)
+        assert table.num_rows == 8
+        values = [plain({name: value[row][name] for name in names}) for value in table.to_pylist()]
         assert Counter(map(repr, values)) == Counter(map(repr, shown(frame, names, f"{row}.")))
 
 
@@ -186,13 +186,13 @@ def operators_of(query: Query) -> list[Any]:
     return query.spark.read.format("state-metadata").load(str(query.checkpoint)).collect()
 
 
-def assert_read_alike(query: Query, options: Mapping[str, Any], **read: Any) -> None:
+def assert_read_alike(query: Query, options: Mapping[str, Any], **selection: Any) -> None:
     """Check that the rows equal those of the data source, and that there are some."""
     frame = query.spark.read.format("statestore").options(**options).load(str(query.checkpoint))
-    found = read_state(str(query.checkpoint), **read)
-    assert found.column_names == frame.columns
+    table = read_state(str(query.checkpoint), **selection)
+    assert table.column_names == frame.columns
     expected = Counter(repr(plain(row)) for row in frame.collect())
-    assert Counter(repr(plain(row)) for row in found.to_pylist()) == expected
+    assert Counter(repr(plain(row)) for row in table.to_pylist()) == expected
     assert expected
 
 

@@ -77,7 +77,7 @@ def counted(query: Query) -> Counter[str]:
     return Counter({row["word"]: row["count"] for row in rows})
 
 
-def kept(query: Query) -> Counter[str]:
+def state_content(query: Query) -> Counter[str]:
     """Return the content of the query's state."""
     rows = (
         query.spark.read.format("statestore").load(str(query.checkpoint)).select("key.*", "value.*").collect()
@@ -104,13 +104,13 @@ def test_commands_do_not_disturb_a_running_query(spark: Any, tmp_path: Path, che
     (tmp_path / "changes.jsonl").write_text('{"key": {"word": "none"}, "value": {"count": 1}}\n')
     with running(query):
         wait_for_batch(query, 15)
-        (_, taken), (_, pointer) = run_elsewhere(
+        (_, canonical), (_, pointer) = run_elsewhere(
             [
                 ["savepoint", "trigger", url, "--target", target, "--kind", kind]
                 for kind in ("canonical", "pointer")
             ]
         )
-        canonical, pointer = taken["path"], pointer["path"]
+        canonical, pointer = canonical["path"], pointer["path"]
         batch = str(numbers(query.checkpoint / "commits")[-1])
         early = str(int(batch) - 2)
         # Arguments, and the expected exit codes; 1 only with the refusal of a running query.
@@ -167,11 +167,11 @@ def test_commands_do_not_disturb_a_running_query(spark: Any, tmp_path: Path, che
         assert after > before
         wait_for_batch(query, after + 3)
     unload_all(spark)
-    assert kept(query) == counted(query)
+    assert state_content(query) == counted(query)
     assert verify(url).problems == ()
     for log in ("offsets", "commits"):
-        found = numbers(query.checkpoint / log)
-        assert found == list(range(found[0], found[-1] + 1))
-    for made in (new[0], *new[2:]):
-        assert verify(made).problems == ()
+        batches = numbers(query.checkpoint / log)
+        assert batches == list(range(batches[0], batches[-1] + 1))
+    for copy in (new[0], *new[2:]):
+        assert verify(copy).problems == ()
     assert not list(query.checkpoint.glob("rolled-back/*"))

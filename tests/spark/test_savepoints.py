@@ -77,8 +77,8 @@ class Running:
         return number
 
     def newest(self) -> int:
-        found = self.checkpoint().batches() if (self.query.checkpoint / "commits").exists() else []
-        return max(found, default=-1)
+        batches = self.checkpoint().batches() if (self.query.checkpoint / "commits").exists() else []
+        return max(batches, default=-1)
 
     def checkpoint(self) -> QueryCheckpoint:
         return QueryCheckpoint(str(self.query.checkpoint))
@@ -95,12 +95,12 @@ def running(spark: Any, directory: Path, checkpoint_format: int = 1, **confs: st
         checkpoint_format=checkpoint_format,
         confs=RETENTION | confs,
     )
-    made = Running(query)
+    instance = Running(query)
     try:
-        eventually(lambda: made.newest() == 0)
-        yield made
+        eventually(lambda: instance.newest() == 0)
+        yield instance
     finally:
-        made.spark_query.stop()
+        instance.spark_query.stop()
 
 
 @pytest.mark.spark
@@ -109,7 +109,7 @@ def test_retention_keeps_savepoints_of_a_running_query(
     spark: Any, tmp_path: Path, checkpoint_format: int
 ) -> None:
     target = str(tmp_path / "target")
-    wanted: dict[str, Content] = {}
+    expected: dict[str, Content] = {}
     # A file for each version of a store: merged files are deleted after a later batch.
     by_task = {BACKEND + "commit": "task"}
     with running(spark, tmp_path, checkpoint_format, **by_task) as query:
@@ -122,9 +122,9 @@ def test_retention_keeps_savepoints_of_a_running_query(
         assert not any(promise.done() for promise in promises.values())
         assert query.do_batch() == 2
         for kind, promise in promises.items():
-            made = promise.result(60)
-            assert (made.kind, made.batch, made.partitions) == (kind, 2, 2)
-            wanted[made.path] = content(query.checkpoint(), 2)
+            savepoint = promise.result(60)
+            assert (savepoint.kind, savepoint.batch, savepoint.partitions) == (kind, 2, 2)
+            expected[savepoint.path] = content(query.checkpoint(), 2)
         # From a process without the query and without Spark.
         program = f"""
 import sys
@@ -133,11 +133,11 @@ import spark_statestore
 print(spark_statestore.savepoint({str(query.query.checkpoint)!r}, {target!r}, "pointer").path)
 """
         number = query.do_batch()
-        other = subprocess.run(
+        external_path = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, check=True
         ).stdout.strip()
-        assert load_savepoint(other).batch == number
-        wanted[other] = content(query.checkpoint(), number)
+        assert load_savepoint(external_path).batch == number
+        expected[external_path] = content(query.checkpoint(), number)
         assert len(list_holds(query.checkpoint())) == 2
         for _ in range(4):
             query.do_batch()
@@ -147,7 +147,7 @@ print(spark_statestore.savepoint({str(query.query.checkpoint)!r}, {target!r}, "p
         # Spark is not involved.
         assert query.query.metadata()
         assert sum(query.query.state().values()) == 50
-    for path, rows in wanted.items():
+    for path, rows in expected.items():
         assert rows
         assert content(load_savepoint(path).checkpoint()) == rows
 
@@ -189,10 +189,10 @@ def test_trigger_uses_the_savepoint_directory_and_reports_query_failures(spark: 
     ) as query:
         promise = trigger_savepoint(query.spark_query)
         query.do_batch()
-        made = promise.result(60)
-        assert made.path.startswith(f"file://{tmp_path}/default/savepoint-")
-        assert made.checkpoints_dir == str(tmp_path / "elsewhere")
-        assert sum(len(rows) for rows in content(made.checkpoint()).values()) == 47
+        savepoint = promise.result(60)
+        assert savepoint.path.startswith(f"file://{tmp_path}/default/savepoint-")
+        assert savepoint.checkpoints_dir == str(tmp_path / "elsewhere")
+        assert sum(len(rows) for rows in content(savepoint.checkpoint()).values()) == 47
         failed = trigger_savepoint(query.spark_query)
         # No file of the expected kind.
         bad = tmp_path / "input" / "999.parquet"

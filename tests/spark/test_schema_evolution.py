@@ -90,26 +90,26 @@ def test_output_and_state_equal_rocksdb(
         query = query_of(spark, tmp_path / provider, build, provider, checkpoint_format=checkpoint_format)
         return life_of(query, PARTS)
 
-    ours = live(OURS, min(checkpoint_format, NEWEST_READABLE_FORMAT))
-    assert [number for output in ours[0] for number, _ in output] == [0, 1, 2, 3, 4]
-    recordings.compare(request.node.callspec.id, ours, lambda: live(ROCKS, 1))
+    life = live(OURS, min(checkpoint_format, NEWEST_READABLE_FORMAT))
+    assert [number for output in life[0] for number, _ in output] == [0, 1, 2, 3, 4]
+    recordings.compare(request.node.callspec.id, life, lambda: live(ROCKS, 1))
 
 
 @pytest.fixture(scope="module")
 def evolved(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ProcessorQuery]]:
     """Return a query with two evolutions on our store and on Spark's, with checkpoint format v2."""
     build = in_scala("narrow", "wide", "short")
-    made = []
+    queries = []
     for provider in (OURS, ROCKS):
         query = query_of(spark, tmp_path_factory.mktemp("evolved"), build, provider, checkpoint_format=2)
         for number, part in enumerate(PARTS):
             query.number = number
             query.feed(*part)
             query.run()
-        made.append(query)
+        queries.append(query)
     unload_all(spark)
     with configured(spark, {STATE_STORE + "checkpointFormatVersion": "2"}):
-        yield made
+        yield queries
 
 
 def state_of(query: ProcessorQuery, **options: Any) -> list[dict[str, Any]]:
@@ -122,20 +122,20 @@ def state_of(query: ProcessorQuery, **options: Any) -> list[dict[str, Any]]:
 def test_data_source_reads_each_batch_with_its_own_schema(
     evolved: list[ProcessorQuery], variable: str
 ) -> None:
-    ours, theirs = evolved
+    own_query, rocksdb_query = evolved
     columns = []
     for batch in range(5):
         options = {"stateVarName": variable, "batchId": batch}
-        expected = Counter(map(repr, state_of(theirs, **options)))
-        assert Counter(map(repr, state_of(ours, **options))) == expected, batch
+        expected = Counter(map(repr, state_of(rocksdb_query, **options)))
+        assert Counter(map(repr, state_of(own_query, **options))) == expected, batch
         columns.append(next(iter(expected)))
         for start in {0, max(0, batch - 1)}:
-            found: Counter[str] = Counter()
+            replay: Counter[str] = Counter()
             for partition in (0, 1):
                 replayed = {"snapshotStartBatchId": start, "snapshotPartitionId": partition}
-                found.update(map(repr, state_of(ours, **options, **replayed)))
-            assert found == expected, (start, batch)
-    assert ["extra" in one for one in columns] == [False, False, True, True, False]
+                replay.update(map(repr, state_of(own_query, **options, **replayed)))
+            assert replay == expected, (start, batch)
+    assert ["extra" in text for text in columns] == [False, False, True, True, False]
 
 
 @pytest.mark.slow
@@ -145,9 +145,9 @@ def test_change_feed_over_evolutions_leads_to_the_states_of_rocksdb(
 ) -> None:
     for limits in ({}, {"changeEndBatchId": 1}):
         options = {"stateVarName": variable, "readChangeFeed": "true", "changeStartBatchId": 0, **limits}
-        ours, theirs = (states_of(changes_of(state_of(query, **options))) for query in evolved)
-        assert ours == theirs
-        assert all(ours)
+        own_states, rocksdb_states = (states_of(changes_of(state_of(query, **options))) for query in evolved)
+        assert own_states == rocksdb_states
+        assert all(own_states)
 
 
 @pytest.mark.slow
@@ -196,8 +196,8 @@ def test_interrupted_evolution_changes_no_result(
         outputs += query.run()
         return outputs, query.state()
 
-    ours = live(tmp_path / "ours", OURS, interrupted=True)
-    recordings.compare(kind, ours, lambda: live(tmp_path / "rocks", ROCKS, interrupted=False))
+    life = live(tmp_path / "ours", OURS, interrupted=True)
+    recordings.compare(kind, life, lambda: live(tmp_path / "rocks", ROCKS, interrupted=False))
 
 
 @pytest.mark.slow
@@ -239,8 +239,8 @@ def test_query_without_avro_keeps_its_schema(spark: Any, tmp_path: Path) -> None
 def test_state_of_each_batch_is_read_and_copied_with_its_schema(
     evolved: list[ProcessorQuery], tmp_path: Path
 ) -> None:
-    ours = evolved[0]
-    path = str(ours.checkpoint)
+    query = evolved[0]
+    path = str(query.checkpoint)
 
     def read(path: str, batch: int | None = None, partition: int | None = None) -> Any:
         return spark_statestore.read_state(
@@ -248,17 +248,17 @@ def test_state_of_each_batch_is_read_and_copied_with_its_schema(
         )
 
     def as_in_spark(table: Any) -> list[str]:
-        found = table.to_pylist()
-        for row in found:
+        rows = table.to_pylist()
+        for row in rows:
             if "byName" in row["value"]:
                 row["value"]["byName"] = dict(row["value"]["byName"])
-        return sorted(map(repr, found))
+        return sorted(map(repr, rows))
 
     for batch, column in ((1, "byName"), (2, "extra"), (4, "w")):
         for partition in (0, 1):
             # Also the partition that had no row in the first batch with the schema.
             assert column in read(path, batch, partition).schema.field("value").type.names
-        expected = state_of(ours, stateVarName="one", batchId=batch)
+        expected = state_of(query, stateVarName="one", batchId=batch)
         assert as_in_spark(read(path, batch)) == sorted(
             repr({"key": row["key"], "value": row["value"]}) for row in expected
         )
@@ -273,12 +273,12 @@ def test_savepoint_before_an_evolution_is_evolved_later(spark: Any, tmp_path: Pa
     original = query_of(spark, tmp_path / "original", in_scala("narrow", "wide"))
     original.feed(rows(0, "abcd"))
     original.run()
-    taken = spark_statestore.savepoint(str(original.checkpoint), str(tmp_path / "savepoints"))
+    savepoint = spark_statestore.savepoint(str(original.checkpoint), str(tmp_path / "savepoints"))
     original.number = 1
     restored = copy(original)
     restored.checkpoint = tmp_path / "restored"
-    spark_statestore.restore(taken, str(restored.checkpoint))
+    spark_statestore.restore(savepoint, str(restored.checkpoint))
     original.feed(rows(1, "a"), rows(2, "bc"))
-    found = [(query.run(), query.state()) for query in (original, restored)]
-    assert len(found[0][0]) == 2
-    assert found[1] == found[0]
+    lives = [(query.run(), query.state()) for query in (original, restored)]
+    assert len(lives[0][0]) == 2
+    assert lives[1] == lives[0]

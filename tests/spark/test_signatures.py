@@ -16,9 +16,9 @@ pytestmark = [pytest.mark.first, pytest.mark.spark]
 
 
 def test_signatures_of_spark_are_the_recorded_ones(spark: Any) -> None:
-    found = signatures(spark._jvm)
-    assert len(found) > len(CLASSES)
-    assert found == RECORDED.read_text().splitlines(), (
+    lines = signatures(spark._jvm)
+    assert len(lines) > len(CLASSES)
+    assert lines == RECORDED.read_text().splitlines(), (
         "Spark's signatures have changed, or the shim names other ones: see whether the shim still fits, "
         "then record "
         f"them in {RECORDED.name} with python -m tests.spark.signatures"

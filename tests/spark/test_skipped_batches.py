@@ -40,7 +40,7 @@ def test_query_killed_after_its_sinks_commit_equals_the_batch_answer(
     session = spark.newSession()
     session.conf.set(FORMAT, checkpoint_format)
     run_windows(session, tmp_path, sink)
-    read = session.read.parquet(str(tmp_path / "output"))
-    rows = read.select("start", "n", "total").orderBy("start").collect()
+    frame = session.read.parquet(str(tmp_path / "output"))
+    rows = frame.select("start", "n", "total").orderBy("start").collect()
     assert [tuple(row) for row in rows] == answer(session, tmp_path)
     assert not spark_statestore.verify(str(tmp_path / "checkpoint")).problems

@@ -31,7 +31,7 @@ from tests.support.spark_versions import NEWEST_JOIN_FORMAT, NEWEST_READABLE_FOR
 
 pytestmark = pytest.mark.spark
 
-Asked = Mapping[str, Mapping[str, Any]]
+Reads = Mapping[str, Mapping[str, Any]]
 
 
 def busy_windows(stream: Any) -> Any:
@@ -53,11 +53,11 @@ COUNTS, JOIN = {"operatorId": 0}, {"operatorId": 1}
 class Pair:
     """The same query on a store of Spark's and on this one, and the rows of its state."""
 
-    theirs: str
-    ours: str
+    spark_provider: str
+    own_provider: str
     checkpoint_format: int
     join_format: str
-    stores: Asked
+    stores: Reads
     options: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -100,17 +100,17 @@ if NEWEST_READABLE_FORMAT == 2:
         },
     )
 
-Made = Callable[..., Query]
+QueryOf = Callable[..., Query]
 
 
 @pytest.fixture(scope="module")
-def made(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Made:
+def query_of(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> QueryOf:
     """Return queries that have run; those on our store in format v2 have their state in another directory."""
-    known: dict[tuple[Any, ...], Query] = {}
+    queries: dict[tuple[Any, ...], Query] = {}
 
     def run(pair: Pair, provider: str, **options: str) -> Query:
         key = (provider, *options.items())
-        if key not in known:
+        if key not in queries:
             confs = {
                 JOIN_FORMAT: pair.join_format,
                 STATE_STORE + "rocksdb.changelogCheckpointing.enabled": "true",
@@ -127,8 +127,8 @@ def made(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Made:
             )
             query.feed(*events.batches(4, rows=12))
             query.run()
-            known[key] = query
-        return known[key]
+            queries[key] = query
+        return queries[key]
 
     return run
 
@@ -140,20 +140,18 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=list(PAIRS))
 def pair(request: pytest.FixtureRequest, elsewhere: Path) -> Pair:
-    found = PAIRS[request.param]
-    return (
-        found if found.checkpoint_format == 1 else replace(found, options={"checkpointsDir": str(elsewhere)})
-    )
+    case = PAIRS[request.param]
+    return case if case.checkpoint_format == 1 else replace(case, options={"checkpointsDir": str(elsewhere)})
 
 
 @pytest.fixture
-def theirs(made: Made, pair: Pair) -> Query:
-    return made(pair, pair.theirs)
+def spark_query(query_of: QueryOf, pair: Pair) -> Query:
+    return query_of(pair, pair.spark_provider)
 
 
 @pytest.fixture
-def ours(made: Made, pair: Pair, spark: Any) -> Iterator[Query]:
-    query = made(pair, pair.ours, **pair.options)
+def own_query(query_of: QueryOf, pair: Pair, spark: Any) -> Iterator[Query]:
+    query = query_of(pair, pair.own_provider, **pair.options)
     with configured(spark, pair.session):
         yield query
 
@@ -162,7 +160,7 @@ def load(query: Query, options: Mapping[str, Any]) -> Any:
     return query.spark.read.format("statestore").options(**options).load(str(query.checkpoint))
 
 
-def read(query: Query, asked: Asked) -> dict[str, list[Any]]:
+def read(query: Query, reads: Reads) -> dict[str, list[Any]]:
     """Return the rows of several reads, keys and values as JSON, all in one job."""
     from pyspark.sql import functions as F
 
@@ -170,18 +168,18 @@ def read(query: Query, asked: Asked) -> dict[str, list[Any]]:
         text = F.to_json(F.struct(name), {"ignoreNullFields": "false"})
         return (text if name in ("key", "value") else F.col(name)).alias(name)
 
-    frames = {name: load(query, options) for name, options in asked.items()}
+    frames = {name: load(query, options) for name, options in reads.items()}
     named = (
         frame.select(F.lit(name).alias("name"), *map(column, frame.columns)) for name, frame in frames.items()
     )
-    found: dict[str, list[Any]] = {name: [] for name in frames}
-    for row in reduce(lambda one, other: one.unionByName(other), named).collect():
-        found[row.name].append(row)
-    return found
+    rows_by_read: dict[str, list[Any]] = {name: [] for name in frames}
+    for row in reduce(lambda first, second: first.unionByName(second), named).collect():
+        rows_by_read[row.name].append(row)
+    return rows_by_read
 
 
-def counted(found: list[Any], partition: int | None = None) -> Counter[tuple[str, str, int]]:
-    rows = ((row.key, row.value, row.partition_id) for row in found)
+def counted(read_rows: list[Any], partition: int | None = None) -> Counter[tuple[str, str, int]]:
+    rows = ((row.key, row.value, row.partition_id) for row in read_rows)
     return Counter(row for row in rows if partition in (None, row[2]))
 
 
@@ -190,37 +188,37 @@ def batches(query: Query) -> range:
 
 
 @pytest.mark.slow
-def test_data_source_batch_equals_sparks_store(pair: Pair, theirs: Query, ours: Query) -> None:
-    assert batches(theirs) == batches(ours)
-    asked = {
+def test_data_source_batch_equals_sparks_store(pair: Pair, spark_query: Query, own_query: Query) -> None:
+    assert batches(spark_query) == batches(own_query)
+    reads = {
         f"{name} {batch}": store | {"batchId": batch}
         for name, store in pair.stores.items()
-        for batch in (0, 2, batches(ours)[-1])
+        for batch in (0, 2, batches(own_query)[-1])
     }
-    expected, found = (read(query, asked) for query in (theirs, ours))
-    assert {name: counted(rows) for name, rows in found.items()} == {
+    expected, actual = (read(query, reads) for query in (spark_query, own_query))
+    assert {name: counted(rows) for name, rows in actual.items()} == {
         name: counted(rows) for name, rows in expected.items()
     }
-    assert len({len(rows) for rows in found.values()}) > 2
-    assert {row.partition_id for rows in found.values() for row in rows} == {0, 1}
+    assert len({len(rows) for rows in actual.values()}) > 2
+    assert {row.partition_id for rows in actual.values() for row in rows} == {0, 1}
 
 
 @pytest.mark.slow
-def test_replay_equals_the_version(pair: Pair, ours: Query) -> None:
-    newest = batches(ours)[-1]
+def test_replay_equals_the_version(pair: Pair, own_query: Query) -> None:
+    newest = batches(own_query)[-1]
     ends = (3, newest)
-    asked = {
+    reads = {
         f"{name} {start} {end}": store
         | {"batchId": end, "snapshotStartBatchId": start, "snapshotPartitionId": start % 2}
         for name, store in pair.stores.items()
         for start, end in ((1, 3), (0, newest), (3, newest), (newest, newest))
     }
     whole = {f"{name} {end}": s | {"batchId": end} for name, s in pair.stores.items() for end in ends}
-    found = read(ours, asked | whole)
-    for name, options in asked.items():
+    rows_by_read = read(own_query, reads | whole)
+    for name, options in reads.items():
         store, _, end = name.split()
         partition = options["snapshotPartitionId"]
-        assert counted(found[name]) == counted(found[f"{store} {end}"], partition), name
+        assert counted(rows_by_read[name]) == counted(rows_by_read[f"{store} {end}"], partition), name
 
 
 def changes_of(feed: list[Any]) -> list[Change]:
@@ -228,75 +226,88 @@ def changes_of(feed: list[Any]) -> list[Change]:
 
 
 @pytest.mark.slow
-def test_change_feed_leads_to_the_states_of_sparks_store(pair: Pair, theirs: Query, ours: Query) -> None:
+def test_change_feed_leads_to_the_states_of_sparks_store(
+    pair: Pair, spark_query: Query, own_query: Query
+) -> None:
     every = {"readChangeFeed": "true", "changeStartBatchId": 0}
-    asked = {name: store | every for name, store in pair.stores.items()}
-    all_expected, all_found = read(theirs, asked), read(ours, asked)
-    for name, options in asked.items():
-        expected, found = changes_of(all_expected[name]), changes_of(all_found[name])
-        assert states_of(found) == states_of(expected), name
-        require_net_changes(found, expected)
-        written = "append" if options.get("storeName") == "right-tsWithKey" else "update"
-        assert {kind for _, kind, *_ in found} >= {written, "delete"}
+    reads = {name: store | every for name, store in pair.stores.items()}
+    all_expected, all_found = read(spark_query, reads), read(own_query, reads)
+    for name, options in reads.items():
+        expected, actual = changes_of(all_expected[name]), changes_of(all_found[name])
+        assert states_of(actual) == states_of(expected), name
+        require_net_changes(actual, expected)
+        write_kind = "append" if options.get("storeName") == "right-tsWithKey" else "update"
+        assert {kind for _, kind, *_ in actual} >= {write_kind, "delete"}
 
 
 @pytest.mark.slow
-def test_change_feed_has_net_changes_of_each_key(pair: Pair, ours: Query) -> None:
+def test_change_feed_has_net_changes_of_each_key(pair: Pair, own_query: Query) -> None:
     every = {"readChangeFeed": "true", "changeStartBatchId": 0}
     some = every | {"changeStartBatchId": 1, "changeEndBatchId": 2}
-    asked = {name: store | every for name, store in pair.stores.items()}
-    found = read(ours, asked | {f"{name} some": store | some for name, store in pair.stores.items()})
-    for name in asked:
-        feed = found[name]
+    reads = {name: store | every for name, store in pair.stores.items()}
+    rows_by_read = read(
+        own_query, reads | {f"{name} some": store | some for name, store in pair.stores.items()}
+    )
+    for name in reads:
+        feed = rows_by_read[name]
         # A key that is put and removed within a batch is not in it.
         first = Counter((c.batch_id, c.partition_id, c.key) for c in feed if c.change_type != "append")
         assert max(first.values()) == 1, name
         part = [change[1:] for change in feed if change.batch_id in (1, 2)]
-        assert Counter(part) == Counter(change[1:] for change in found[f"{name} some"])
+        assert Counter(part) == Counter(change[1:] for change in rows_by_read[f"{name} some"])
 
 
 @pytest.mark.slow
-def test_state_metadata_equals_sparks_store(theirs: Query, ours: Query) -> None:
-    rows = [q.spark.read.format("state-metadata").load(str(q.checkpoint)).collect() for q in (theirs, ours)]
+def test_state_metadata_equals_sparks_store(spark_query: Query, own_query: Query) -> None:
+    rows = [
+        q.spark.read.format("state-metadata").load(str(q.checkpoint)).collect()
+        for q in (spark_query, own_query)
+    ]
     assert sorted(rows[0]) == sorted(rows[1])
     assert {row.operatorName for row in rows[1]} == {"stateStoreSave", "symmetricHashJoin"}
 
 
 @pytest.mark.slow
-def test_data_source_reads_both_sides_of_a_join(made: Made) -> None:
+def test_data_source_reads_both_sides_of_a_join(query_of: QueryOf) -> None:
     pair = PAIRS["v1, join of format 2"]
     # These rows have a field more than their schema, so that they do not become JSON.
     for side in ("left", "right"):
         options = JOIN | {"joinSide": side}
-        theirs, ours = (load(made(pair, p), options).collect() for p in (pair.theirs, pair.ours))
-        assert Counter(map(repr, ours)) == Counter(map(repr, theirs))
+        spark_rows, own_rows = (
+            load(query_of(pair, p), options).collect() for p in (pair.spark_provider, pair.own_provider)
+        )
+        assert Counter(map(repr, own_rows)) == Counter(map(repr, spark_rows))
         replayed = options | {"snapshotStartBatchId": 1, "snapshotPartitionId": 1}
-        found = load(made(pair, pair.ours), replayed).collect()
-        assert Counter(map(repr, found)) == Counter(repr(row) for row in ours if row.partition_id == 1)
-        assert found
+        replay = load(query_of(pair, pair.own_provider), replayed).collect()
+        assert Counter(map(repr, replay)) == Counter(repr(row) for row in own_rows if row.partition_id == 1)
+        assert replay
 
 
 @pytest.mark.slow
 @since("4.3", "joins of state format 4")
 @pytest.mark.parametrize("pair", ["v2, join of format 4"], indirect=True)
-def test_data_source_reads_both_sides_of_a_format_4_join(theirs: Query, ours: Query) -> None:
-    newest = batches(ours)[-1]
+def test_data_source_reads_both_sides_of_a_format_4_join(spark_query: Query, own_query: Query) -> None:
+    newest = batches(own_query)[-1]
     for side in ("left", "right"):
         options = JOIN | {"joinSide": side}
         # Spark reads the event times of its own store wrong, 2**56 each.
-        expected, found = (
+        expected, actual = (
             Counter((row.key.field0, row.value, row.partition_id) for row in load(q, options).collect())
-            for q in (theirs, ours)
+            for q in (spark_query, own_query)
         )
-        assert found == expected
-        rows = load(ours, options)
-        stored = load(ours, JOIN | {"storeName": f"{side}-keyWithTsToValues"})
+        assert actual == expected
+        rows = load(own_query, options)
+        stored = load(own_query, JOIN | {"storeName": f"{side}-keyWithTsToValues"})
         without = stored.withColumn("value", stored.value.dropFields("matched"))
         assert rows.schema == without.schema
         assert Counter(rows.collect()) == Counter(without.collect())
         older = {"batchId": newest - 1, "snapshotStartBatchId": 1, "snapshotPartitionId": 1}
-        at = [row for row in load(ours, options | {"batchId": newest - 1}).collect() if row.partition_id == 1]
-        assert Counter(load(ours, options | older).collect()) == Counter(at)
+        at = [
+            row
+            for row in load(own_query, options | {"batchId": newest - 1}).collect()
+            if row.partition_id == 1
+        ]
+        assert Counter(load(own_query, options | older).collect()) == Counter(at)
         assert at
 
 
@@ -324,12 +335,14 @@ WRONG = [
 
 
 @pytest.mark.slow
-def test_data_source_option_errors_equal_sparks_store(pair: Pair, theirs: Query, ours: Query) -> None:
+def test_data_source_option_errors_equal_sparks_store(
+    pair: Pair, spark_query: Query, own_query: Query
+) -> None:
     for options in WRONG:
-        if "_readAllColumnFamilies" in options and (pair.theirs == ROCKSDB or not is_since("4.2")):
+        if "_readAllColumnFamilies" in options and (pair.spark_provider == ROCKSDB or not is_since("4.2")):
             continue
-        found = [message(query, options) for query in (theirs, ours)]
-        assert found[0] == found[1], options
+        messages = [message(query, options) for query in (spark_query, own_query)]
+        assert messages[0] == messages[1], options
 
 
 def message(query: Query, options: Mapping[str, Any]) -> str:
@@ -358,9 +371,9 @@ def refused(*texts: str) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_data_source_error_names_a_discarded_batch(made: Made, tmp_path: Path) -> None:
+def test_data_source_error_names_a_discarded_batch(query_of: QueryOf, tmp_path: Path) -> None:
     pair = PAIRS["v1, join of format 2"]
-    query = made(pair, pair.ours, commit="task")
+    query = query_of(pair, pair.own_provider, commit="task")
     checkpoint = tmp_path / "checkpoint"
     shutil.copytree(query.checkpoint, checkpoint)
     shutil.rmtree(checkpoint / "state" / "0" / "1" / "chk-2")
@@ -377,20 +390,20 @@ def test_data_source_error_names_a_discarded_batch(made: Made, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_data_source_reads_state_on_the_driver_without_history(made: Made) -> None:
+def test_data_source_reads_state_on_the_driver_without_history(query_of: QueryOf) -> None:
     pair = PAIRS["v1, join of format 2"]
-    memory = made(pair, pair.ours, storage="memory")
-    asked = {f"{batch}": {"batchId": batch} for batch in batches(memory)}
+    memory = query_of(pair, pair.own_provider, storage="memory")
+    reads = {f"{batch}": {"batchId": batch} for batch in batches(memory)}
     with configured(memory.spark, {OPTION_PREFIX + "storage": "memory"}):
-        found = read(memory, asked)
+        actual = read(memory, reads)
         for options in (
             {"readChangeFeed": "true", "changeStartBatchId": 0},
             {"snapshotStartBatchId": 0, "snapshotPartitionId": 1},
         ):
             with refused("state on the driver", "batchId alone", "operator 0, partition"):
                 load(memory, options).collect()
-    expected = read(made(pair, pair.ours), asked)
-    assert {name: counted(rows) for name, rows in found.items()} == {
+    expected = read(query_of(pair, pair.own_provider), reads)
+    assert {name: counted(rows) for name, rows in actual.items()} == {
         name: counted(rows) for name, rows in expected.items()
     }
     # The data source uses the options of its session, and cannot know the query's.

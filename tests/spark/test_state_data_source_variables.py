@@ -29,7 +29,7 @@ def interpreted(stream: Any) -> Any:
 def queries(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Query]]:
     """Return the same query on our store and on Spark's, with checkpoints of format v2."""
     confs = {STATE_STORE + "rocksdb.changelogCheckpointing.enabled": "true"}
-    made = []
+    result = []
     for provider in (OURS, ROCKSDB):
         directory = tmp_path_factory.mktemp("variables")
         query = Query(
@@ -44,9 +44,9 @@ def queries(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[li
         )
         query.feed(*batches(4))
         query.run()
-        made.append(query)
+        result.append(query)
     with configured(spark, {STATE_STORE + "checkpointFormatVersion": "2"}):
-        yield made
+        yield result
 
 
 def rows(query: Query, options: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -77,7 +77,7 @@ def changes_of(feed: list[dict[str, Any]]) -> list[Change]:
 def states_of(changes: list[Change]) -> list[dict[Any, list[Any]]]:
     """Return the state after each batch of a change feed: the values of each key."""
     state: dict[Any, list[Any]] = {}
-    found = []
+    states = []
     for batch in sorted({change[0] for change in changes}):
         for number, kind, key, value in changes:
             if number != batch:
@@ -88,33 +88,33 @@ def states_of(changes: list[Change]) -> list[dict[Any, list[Any]]]:
                 state.setdefault(key, []).append(value)
             else:
                 state[key] = [value]
-        found.append({key: list(values) for key, values in state.items()})
-    return found
+        states.append({key: list(values) for key, values in state.items()})
+    return states
 
 
 @pytest.mark.parametrize("variable", ["one", "many", "named"])
 def test_change_feed_leads_to_the_states_of_sparks_store(queries: list[Query], variable: str) -> None:
     options = {"stateVarName": variable, "readChangeFeed": "true", "changeStartBatchId": 0}
-    ours, theirs = queries
-    feed = changes_of(rows(ours, options))
-    found = states_of(feed)
-    assert found == [state_at(theirs, variable, batch) for batch in range(4)]
+    own_query, rocksdb_query = queries
+    feed = changes_of(rows(own_query, options))
+    states = states_of(feed)
+    assert states == [state_at(rocksdb_query, variable, batch) for batch in range(4)]
     # Before 4.3 the feed of Spark's own store has the first value of those that one call appends to a list.
     if is_since("4.3") or variable != "many":
-        expected = changes_of(rows(theirs, options))
-        assert found == states_of(expected)
+        expected = changes_of(rows(rocksdb_query, options))
+        assert states == states_of(expected)
         require_net_changes(feed, expected)
-    assert all(found)
+    assert all(states)
 
 
 @pytest.mark.parametrize("variable", ["one", "many", "named"])
 def test_replay_equals_the_version(queries: list[Query], variable: str) -> None:
-    ours, theirs = queries
+    own_query, rocksdb_query = queries
     whole = {"stateVarName": variable, "batchId": 3}
-    expected = Counter(map(repr, rows(theirs, whole)))
-    assert Counter(map(repr, rows(ours, whole))) == expected
-    found: Counter[str] = Counter()
+    expected = Counter(map(repr, rows(rocksdb_query, whole)))
+    assert Counter(map(repr, rows(own_query, whole))) == expected
+    replay: Counter[str] = Counter()
     for partition in (0, 1):
         replayed = {"snapshotStartBatchId": partition, "snapshotPartitionId": partition}
-        found += Counter(map(repr, rows(ours, whole | replayed)))
-    assert found == expected
+        replay += Counter(map(repr, rows(own_query, whole | replayed)))
+    assert replay == expected

@@ -150,8 +150,8 @@ def test_transform_with_state_output_and_state_equal_rocksdb(
     spark: Any, tmp_path: Path, recordings: Recordings, name: str
 ) -> None:
     case = CASES[name]
-    made = iter(batches(sum(case.parts), case.timers, large=case.large))
-    parts = [[next(made) for _ in range(count)] for count in case.parts]
+    batch_iterator = iter(batches(sum(case.parts), case.timers, large=case.large))
+    parts = [[next(batch_iterator) for _ in range(count)] for count in case.parts]
 
     def live(directory: Path, provider: str, checkpoint_format: int) -> Life:
         query = ProcessorQuery(
@@ -168,5 +168,5 @@ def test_transform_with_state_output_and_state_equal_rocksdb(
         return life_of(query, parts)
 
     checkpoint_format = min(case.checkpoint_format, NEWEST_READABLE_FORMAT)
-    ours = live(tmp_path / "ours", OURS, checkpoint_format)
-    recordings.compare(name, ours, lambda: live(tmp_path / "rocks", ROCKS, 1))
+    life = live(tmp_path / "ours", OURS, checkpoint_format)
+    recordings.compare(name, life, lambda: live(tmp_path / "rocks", ROCKS, 1))

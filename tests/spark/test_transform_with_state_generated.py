@@ -33,7 +33,7 @@ def inputs(draw: st.DrawFn) -> Input:
     parts = []
     for _ in range(2):
         rows = draw(st.lists(st.fixed_dictionaries(row), min_size=15, max_size=30))
-        parts.append([[made | {"seq": seq} for seq, made in enumerate(rows)]])
+        parts.append([[columns_of_row | {"seq": seq} for seq, columns_of_row in enumerate(rows)]])
     fields = [pa.field(name, type_) for name, (type_, _) in columns.items()]
     fields += [("op", pa.string()), ("n", pa.int64()), ("seq", pa.int64())]
     return Input(pa.schema(fields), parts, draw(st.sampled_from([1, 2])))
@@ -55,8 +55,8 @@ def test_transform_with_state_of_every_type_equals_rocksdb(
 ) -> None:
     @settings(max_examples=2 * EFFORT, phases=[Phase.generate], database=None)
     @given(inputs())
-    def compare(given_: Input) -> None:
-        note(str(given_.schema))
+    def compare(generated: Input) -> None:
+        note(str(generated.schema))
 
         def live(provider: str, checkpoint_format: int) -> Any:
             query = ProcessorQuery(
@@ -64,12 +64,12 @@ def test_transform_with_state_of_every_type_equals_rocksdb(
                 tmp_path_factory.mktemp("generated"),
                 interpreted,
                 "update",
-                given_.schema,
+                generated.schema,
                 provider=provider,
                 checkpoint_format=checkpoint_format,
             )
-            return life_of(query, given_.parts)
+            return life_of(query, generated.parts)
 
-        assert live(OURS, given_.checkpoint_format) == live(ROCKS, 1)
+        assert live(OURS, generated.checkpoint_format) == live(ROCKS, 1)
 
     compare()

@@ -60,7 +60,7 @@ def without_extensions(spark: Any) -> Any:
 
     jvm = spark._jvm
     none = jvm.org.apache.spark.api.python.PythonUtils.toScalaMap({})
-    made = jvm.org.apache.spark.sql.classic.SparkSession(
+    jsession = jvm.org.apache.spark.sql.classic.SparkSession(
         spark.sparkContext._jsc.sc(),
         jvm.scala.Option.apply(spark._jsparkSession.sharedState()),
         jvm.scala.Option.empty(),
@@ -68,7 +68,7 @@ def without_extensions(spark: Any) -> Any:
         none,
         none,
     )
-    return SparkSession(spark.sparkContext, made)
+    return SparkSession(spark.sparkContext, jsession)
 
 
 @pytest.mark.spark

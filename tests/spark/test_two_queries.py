@@ -92,18 +92,18 @@ class Place:
                 rows[k] = n + 1, v + k + number
         return [[k, n, v] for k, (n, v) in sorted(rows.items())]
 
-    def check(self, survivor: Session, other: Session, checkpoint_format: int) -> None:
+    def check(self, survivor: Session, successor: Session, checkpoint_format: int) -> None:
         """Check that the continuing query is exact, and so is a new one on the checkpoint that both leave."""
         self.feed()
         assert survivor.ask("reach", batch=self.fed - 1) == self.fed - 1
         assert survivor.ask("rows") == self.expected()
         assert survivor.ask("stop") is True
         assert spark_statestore.verify(str(self.checkpoint)).ok
-        self.start(other, checkpoint_format)
+        self.start(successor, checkpoint_format)
         self.feed()
-        assert other.ask("reach", batch=self.fed - 1) == self.fed - 1
-        assert other.ask("rows") == self.expected()
-        assert other.ask("stop") is True
+        assert successor.ask("reach", batch=self.fed - 1) == self.fed - 1
+        assert successor.ask("rows") == self.expected()
+        assert successor.ask("stop") is True
 
     def start(self, session: Session, checkpoint_format: int) -> str:
         return session.ask("start", checkpoint=str(self.checkpoint), format=checkpoint_format)

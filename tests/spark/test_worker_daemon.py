@@ -15,6 +15,6 @@ def test_worker_daemon_freezes_modules_and_collects_garbage_of_tasks(built: Path
         # pandas alone has more objects than that.
         assert program.next("frozen") > 20_000
         assert program.next("cycle") == [True, False]
-        found, expected = program.next("counts")
-        assert found == expected
+        counts, expected = program.next("counts")
+        assert counts == expected
         program.end()

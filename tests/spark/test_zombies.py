@@ -135,9 +135,9 @@ def test_maintenance_of_a_zombie_keeps_versions_after_a_rollback(instance: Open,
     assert read(instance(), 1, ids[0]) == {("k", 0): value(0, LARGE)}
     # With the original log it succeeds.
     accept(tmp_path, 6, newest)
-    other = instance(**files)
-    other.open_read(6, newest).release()
-    other.cleanup()
+    other_instance = instance(**files)
+    other_instance.open_read(6, newest).release()
+    other_instance.cleanup()
     with pytest.raises(Py4JJavaError, match="does not exist"):
         read(instance(), 1, ids[0])
 
