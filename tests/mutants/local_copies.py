@@ -45,8 +45,8 @@ MUTANTS: Final = (
     Mutant(
         "local-copy-of-another-stream",
         f"{_SHIM}/table/LocalCopy.scala",
-        "if (found != streamId) throw",
-        "if (found.isEmpty) throw",
+        "if (copyStreamId != streamId) throw",
+        "if (copyStreamId.isEmpty) throw",
         (_DAMAGED,),
         "A local copy of another store or version is not taken for this one's.",
     ),

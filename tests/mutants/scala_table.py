@@ -241,8 +241,8 @@ _ROWS: Final = (
     Mutant(
         "rollback-reopens-the-same-page",
         f"{_TABLE}/Log.scala",
-        "enter(kept, reopened, sizes(kept))",
-        "enter(kept, new Block(pages(kept), addresses(kept)), sizes(kept))",
+        "enter(newLast, reopened, sizes(newLast))",
+        "enter(newLast, new Block(pages(newLast), addresses(newLast)), sizes(newLast))",
         (f"{_TESTS}/test_state_table.py::test_table_stays_small_when_a_batch_writes_few_keys_often",),
         "A row that an operator holds keeps its bytes when the batch's part of the log is rewritten.",
     ),

@@ -45,7 +45,7 @@ private[table] final class BatchLog(table: StateTable) {
   def superseded(record: Long): Unit = if (record >= startTail) garbage += table.records.sizeOf(record)
 
   /** Tells that an iterator sees the records before `tail`. Changes nothing while nothing was written. */
-  def seen(tail: Long): Unit = if (tail > startTail) isFixed = true
+  def markRead(tail: Long): Unit = if (tail > startTail) isFixed = true
 
   def requireComplete(): Unit = if (isIncomplete) {
     throw new IllegalStateException(
@@ -61,12 +61,12 @@ private[table] final class BatchLog(table: StateTable) {
 
   private def rewrite(): Unit = {
     val view = table.records.log.view
-    val left = aliveBehind(view)
+    val alive = aliveBehind(view)
     isIncomplete = true
     table.rollbackTo(start)
     isIncomplete = true
     val record = new LogRecord(table.header)
-    left.foreach { offset =>
+    alive.foreach { offset =>
       record.pointTo(view, offset)
       applyAgain(record, offset)
     }

@@ -18,7 +18,7 @@ private[table] final class CopyMemory(channel: FileChannel) extends TableMemory 
 
   private var regions = Vector.empty[Region]
   private var next = 0L
-  private var left = 0L
+  private var freeBytes = 0L
   private var total = 0L
 
   override def allocatePage(bytes: Int): Block = allocateInFile(bytes)
@@ -34,23 +34,23 @@ private[table] final class CopyMemory(channel: FileChannel) extends TableMemory 
   override def isOverLimit: Boolean = false
 
   override def allocateInFile(bytes: Int): Block = {
-    if (left < bytes) {
+    if (freeBytes < bytes) {
       // Little of the file is unused.
-      val wanted = math.max(bytes.toLong, math.min(total / 4, LargestRegion))
-      val size = (wanted + SmallestRegion - 1) / SmallestRegion * SmallestRegion
+      val minimum = math.max(bytes.toLong, math.min(total / 4, LargestRegion))
+      val size = (minimum + SmallestRegion - 1) / SmallestRegion * SmallestRegion
       val start = channel.size
       channel.position(start)
       TableMemory.writeZeros(channel, start + size)
       val mapped = channel.map(FileChannel.MapMode.READ_WRITE, start, size)
       next = MemoryUtil.getByteBufferAddress(mapped)
-      left = size
+      freeBytes = size
       regions :+= new Region(start, size, next, mapped)
       total += size
     }
-    val made = new Block(null, next)
+    val block = new Block(null, next)
     next += bytes
-    left -= bytes
-    made
+    freeBytes -= bytes
+    block
   }
 
   /** The position of a block in the file. */

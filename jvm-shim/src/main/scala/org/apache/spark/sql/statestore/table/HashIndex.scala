@@ -25,7 +25,7 @@ private[statestore] final class HashIndex(records: Records) {
   // The number of slots of a segment minus 1; only the first segment is smaller than the maximum.
   private var mask = SmallestCapacity - 1
   private var count = 0L
-  private var made = 1
+  private var segmentCount = 1
   private var inFiles = 0
 
   private val memory = records.log.memory
@@ -34,7 +34,7 @@ private[statestore] final class HashIndex(records: Records) {
 
   def size: Long = count
 
-  def memoryBytes: Long = 8L * made * (mask + 1L) + bases.length * 16L
+  def memoryBytes: Long = 8L * segmentCount * (mask + 1L) + bases.length * 16L
 
   /** Returns the position of the key's entry, or the complement of a free position for it. */
   def find(hash: Int, keyBase: Object, keyOffset: Long, keyLength: Int): Int = {
@@ -162,16 +162,16 @@ private[statestore] final class HashIndex(records: Records) {
     val depth = stored.map(_.depth).max
     mask = stored(0).size / 8 - 1
     shift = TagBits - depth
-    made = stored.length
+    segmentCount = stored.length
     inFiles = stored.count(_.block.base == null)
     segments = new Array[Segment](1 << depth)
     bases = new Array[AnyRef](1 << depth)
     addresses = new Array[Long](1 << depth)
     var at = 0
-    stored.foreach { of =>
-      val segment = new Segment(of.block.base, of.block.address, of.depth)
-      segment.count = of.count
-      val width = 1 << depth - of.depth
+    stored.foreach { description =>
+      val segment = new Segment(description.block.base, description.block.address, description.depth)
+      segment.count = description.count
+      val width = 1 << depth - description.depth
       (at until at + width).foreach(enter(segment, _))
       at += width
     }
@@ -188,10 +188,10 @@ private[statestore] final class HashIndex(records: Records) {
       memory.free(segments(0).base, 8 * SegmentSlots)
       if (segments(0).base == null) inFiles -= 1
       shift = TagBits - depth
-      made = reserved.length
+      segmentCount = reserved.length
       segments = reserved
-      bases = new Array[AnyRef](made)
-      addresses = new Array[Long](made)
+      bases = new Array[AnyRef](segmentCount)
+      addresses = new Array[Long](segmentCount)
       reserved.indices.foreach(i => enter(reserved(i), i))
     }
   }
@@ -277,7 +277,7 @@ private[statestore] final class HashIndex(records: Records) {
       }
       i += 1
     }
-    made += 1
+    segmentCount += 1
   }
 
   private def doubleDirectory(): Unit = {
@@ -322,16 +322,16 @@ private[statestore] final class HashIndex(records: Records) {
   }
 
   private def positionOf(hash: Int, offset: Long): Int = {
-    val wanted = entryOf(hash, offset)
+    val entry = entryOf(hash, offset)
     val segment = tagOf(hash) >>> shift
     var slot = tagOf(hash) & mask
-    var entry = read(bases(segment), addresses(segment), slot)
-    while (entry != wanted) {
-      if (entry == Empty) {
+    var present = read(bases(segment), addresses(segment), slot)
+    while (present != entry) {
+      if (present == Empty) {
         throw new IllegalStateException(s"the index has no entry for the record at $offset")
       }
       slot = (slot + 1) & mask
-      entry = read(bases(segment), addresses(segment), slot)
+      present = read(bases(segment), addresses(segment), slot)
     }
     segment << SegmentBits | slot
   }

@@ -81,7 +81,7 @@ private[statestore] final class ColumnOrder(
     result
   }
 
-  override def keyOf(prefix: UnsafeRow): Array[Byte] = complete.of(prefix)
+  override def keyOf(prefix: UnsafeRow): Array[Byte] = complete.bytesOf(prefix)
 
   private def isNull(base: Object, offset: Long, ordinal: Int): Boolean =
     (Platform.getLong(base, offset + ((ordinal >> 6) << 3)) >>> (ordinal & 63) & 1L) != 0L
@@ -145,7 +145,7 @@ private[statestore] final class TimestampLastOrder(schema: StructType) extends K
     }
   }
 
-  override def keyOf(prefix: UnsafeRow): Array[Byte] = complete.of(prefix)
+  override def keyOf(prefix: UnsafeRow): Array[Byte] = complete.bytesOf(prefix)
 }
 
 /** A projection for several threads: its code is generated once, and it is used once for each scan. */
@@ -153,7 +153,7 @@ private final class SharedProjection(columns: Seq[Expression]) {
   private val project = UnsafeProjection.create(columns)
 
   /** Returns the bytes of a row that are the caller's own. */
-  def of(row: UnsafeRow): Array[Byte] = synchronized(KeyOrder.copyOf(project(row)))
+  def bytesOf(row: UnsafeRow): Array[Byte] = synchronized(KeyOrder.copyOf(project(row)))
 }
 
 private[statestore] object KeyOrder {
@@ -173,8 +173,8 @@ private[statestore] object KeyOrder {
     case LongType | TimestampType | TimestampNTZType | _: DayTimeIntervalType => Bytes8
     case FloatType => Float4
     case DoubleType => Float8
-    case other => throw new IllegalArgumentException(
-      s"the column ${field.name} is ${other.sql}, by which a state cannot be ordered: it must have a fixed size")
+    case dataType => throw new IllegalArgumentException(
+      s"the column ${field.name} is ${dataType.sql}, by which a state cannot be ordered: it must have a fixed size")
   }
 
   /** Returns a copy of a row's bytes. */

@@ -110,8 +110,8 @@ private[statestore] object LocalCopy {
     val channel = FileChannel.open(Paths.get(path), StandardOpenOption.READ, StandardOpenOption.WRITE)
     try {
       val in = readDescription(channel, path)
-      val found = in.readUTF()
-      if (found != streamId) throw new DamagedCopyException(s"$path is a copy of $found, not of $streamId")
+      val copyStreamId = in.readUTF()
+      if (copyStreamId != streamId) throw new DamagedCopyException(s"$path is a copy of $copyStreamId, not of $streamId")
       new LocalCopy(path, channel, Array.fill(in.readInt())(readFamily(in)))
     } catch {
       case e: Throwable =>

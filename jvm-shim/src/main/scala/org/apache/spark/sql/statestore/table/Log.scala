@@ -45,13 +45,13 @@ private[statestore] final class Log(private[table] val memory: TableMemory, smal
   private var last = -1
   private var limit = FirstOffset
   private var end = FirstOffset
-  private var held = 0L
+  private var totalBytes = 0L
 
   /** Offset after the last record. */
   def tail: Long = end
 
   /** Bytes of all pages and marks. */
-  def heldBytes: Long = held
+  def heldBytes: Long = totalBytes
 
   /** Returns the array of a record's page, null if it is in a file. */
   def page(offset: Long): AnyRef = pages((offset >>> PageBits).toInt)
@@ -126,21 +126,21 @@ private[statestore] final class Log(private[table] val memory: TableMemory, smal
       throw new IllegalArgumentException(s"cannot truncate a log of $end bytes to $to")
     }
     if (to < end) {
-      var kept = if (to == FirstOffset) -1 else ((to - 1) >>> PageBits).toInt
-      while (kept >= 0 && addresses(kept) == 0L) kept -= 1
+      var newLast = if (to == FirstOffset) -1 else ((to - 1) >>> PageBits).toInt
+      while (newLast >= 0 && addresses(newLast) == 0L) newLast -= 1
       // The rest of a page in a file stays unused: a rollback must not fail because a disk is full.
-      val reopens = kept >= 0 && pages(kept) != null && to < startOf(kept) + PageBytes
-      val reopened = if (reopens) copyPage(kept, sizes(kept)) else null
-      (kept + 1 to last).foreach(drop)
+      val reopens = newLast >= 0 && pages(newLast) != null && to < startOf(newLast) + PageBytes
+      val reopened = if (reopens) copyPage(newLast, sizes(newLast)) else null
+      (newLast + 1 to last).foreach(drop)
       // New arrays: views keep the old ones with the old pages.
-      replaceArrays(pages.length, kept + 1)
-      firstInHeap = math.min(firstInHeap, kept + 1)
-      last = kept
+      replaceArrays(pages.length, newLast + 1)
+      firstInHeap = math.min(firstInHeap, newLast + 1)
+      last = newLast
       end = to
       limit = to
       if (reopens) {
-        drop(kept)
-        enter(kept, reopened, sizes(kept))
+        drop(newLast)
+        enter(newLast, reopened, sizes(newLast))
       }
     }
   }
@@ -158,16 +158,16 @@ private[statestore] final class Log(private[table] val memory: TableMemory, smal
     pages(page) = block.base
     addresses(page) = block.address
     sizes(page) = size
-    held += size
+    totalBytes += size
     limit = startOf(page) + size
   }
 
   private def drop(page: Int): Unit = if (addresses(page) != 0L) {
     memory.freePage(pages(page), sizes(page))
-    held -= sizes(page)
+    totalBytes -= sizes(page)
     if (marks(page) != null) {
       memory.free(marks(page), 4 * marks(page).length)
-      held -= 4 * marks(page).length
+      totalBytes -= 4 * marks(page).length
     }
   }
 
@@ -177,7 +177,7 @@ private[statestore] final class Log(private[table] val memory: TableMemory, smal
     if (fits) {
       marks(page) = new Array[Int](slots)
       memory.take(4 * slots)
-      held += 4 * slots
+      totalBytes += 4 * slots
     }
     fits
   }
@@ -222,8 +222,8 @@ private[statestore] final class Log(private[table] val memory: TableMemory, smal
     offset
   }
 
-  private def grow(wanted: Int): Unit = {
-    val size = firstPageBytes(wanted)
+  private def grow(bytes: Int): Unit = {
+    val size = firstPageBytes(bytes)
     val grown = copyPage(0, size)
     drop(0)
     enter(0, grown, size)
@@ -232,9 +232,9 @@ private[statestore] final class Log(private[table] val memory: TableMemory, smal
   private def startPage(bytes: Int): Unit = {
     val at = if (last < 0) 0 else ((end + PageMask) >>> PageBits).toInt
     val inPage = if (last < 0) FirstOffset else 0L
-    val wanted = inPage + bytes
+    val endInPage = inPage + bytes
     // A record larger than a page gets a page of its own, which occupies several page numbers.
-    val span = ((wanted + PageMask) >>> PageBits).toInt
+    val span = ((endInPage + PageMask) >>> PageBits).toInt
     if (at + span > MaxPages) {
       throw new IllegalStateException(
         s"one state table is limited to ${MaxPages.toLong << PageBits >> 30} GiB of records")
@@ -243,8 +243,8 @@ private[statestore] final class Log(private[table] val memory: TableMemory, smal
       replaceArrays(math.max(pages.length * 2, at + span), pages.length)
     }
     val size =
-      if (wanted > PageBytes) wanted.toInt
-      else if (at == 0) firstPageBytes(wanted.toInt)
+      if (endInPage > PageBytes) endInPage.toInt
+      else if (at == 0) firstPageBytes(endInPage.toInt)
       else PageBytes
     if (memory.isOverLimit) tryToMovePages()
     val block = if (size < PageBytes) memory.allocatePageInHeap(size) else memory.allocatePage(size)
@@ -255,18 +255,18 @@ private[statestore] final class Log(private[table] val memory: TableMemory, smal
   }
 
   // Replaces the arrays by ones of a length, with so many pages of theirs; changes nothing if memory runs out.
-  private def replaceArrays(length: Int, kept: Int): Unit = {
+  private def replaceArrays(length: Int, pageCount: Int): Unit = {
     val newPages = new Array[AnyRef](length)
     val newAddresses = new Array[Long](length)
     val newSizes = new Array[Int](length)
     val newUsed = new Array[Int](length)
     val newMarks = new Array[Array[Int]](length)
     val viewed = new ViewedPages(newPages, newAddresses) :: inViews.filter(_.isUsed)
-    System.arraycopy(pages, 0, newPages, 0, kept)
-    System.arraycopy(addresses, 0, newAddresses, 0, kept)
-    System.arraycopy(sizes, 0, newSizes, 0, kept)
-    System.arraycopy(used, 0, newUsed, 0, kept)
-    System.arraycopy(marks, 0, newMarks, 0, kept)
+    System.arraycopy(pages, 0, newPages, 0, pageCount)
+    System.arraycopy(addresses, 0, newAddresses, 0, pageCount)
+    System.arraycopy(sizes, 0, newSizes, 0, pageCount)
+    System.arraycopy(used, 0, newUsed, 0, pageCount)
+    System.arraycopy(marks, 0, newMarks, 0, pageCount)
     pages = newPages
     addresses = newAddresses
     sizes = newSizes
@@ -275,9 +275,9 @@ private[statestore] final class Log(private[table] val memory: TableMemory, smal
     inViews = viewed
   }
 
-  private def firstPageBytes(wanted: Int): Int = {
+  private def firstPageBytes(bytes: Int): Int = {
     var size = FirstPageBytes
-    while (size < wanted) size <<= 1
+    while (size < bytes) size <<= 1
     math.min(size, PageBytes)
   }
 }

@@ -52,9 +52,9 @@ private[statestore] final class OrderedTree(records: Records, val order: KeyOrde
     val leaf = path(depth)
     val at = positions(depth)
     val page = log.page(offset)
-    val known = at < leaf.count && compare(leaf, at, word, page, keyAddress(page, offset), keyLength(offset)) == 0
+    val hasKey = at < leaf.count && compare(leaf, at, word, page, keyAddress(page, offset), keyLength(offset)) == 0
     makeWritable()
-    if (known) path(depth).offsets(at) = offset
+    if (hasKey) path(depth).offsets(at) = offset
     else insert(depth, at, word, offset, null)
   }
 
@@ -178,9 +178,9 @@ private[statestore] final class OrderedTree(records: Records, val order: KeyOrde
     }
   }
 
-  private def account(made: Long): Unit = {
-    nodes += made
-    log.memory.take(made * NodeBytes)
+  private def account(nodeCount: Long): Unit = {
+    nodes += nodeCount
+    log.memory.take(nodeCount * NodeBytes)
   }
 
   private def removeAt(d: Int): Unit = {
@@ -213,9 +213,9 @@ private[statestore] object OrderedTree {
     var count = 0
 
     def copy(by: AnyRef): Node = {
-      val made = new Node(by, if (children == null) null else new Array[Node](Capacity))
-      moveTo(made, 0)
-      made
+      val node = new Node(by, if (children == null) null else new Array[Node](Capacity))
+      moveTo(node, 0)
+      node
     }
 
     /** Moves the entries from `at` on into a new node. */
@@ -248,11 +248,11 @@ private[statestore] object OrderedTree {
       if (children != null) System.arraycopy(children, from, children, to, moved)
     }
 
-    private def moveTo(other: Node, from: Int): Unit = {
-      other.count = count - from
-      System.arraycopy(words, from, other.words, 0, other.count)
-      System.arraycopy(offsets, from, other.offsets, 0, other.count)
-      if (children != null) System.arraycopy(children, from, other.children, 0, other.count)
+    private def moveTo(target: Node, from: Int): Unit = {
+      target.count = count - from
+      System.arraycopy(words, from, target.words, 0, target.count)
+      System.arraycopy(offsets, from, target.offsets, 0, target.count)
+      if (children != null) System.arraycopy(children, from, target.children, 0, target.count)
     }
   }
 
@@ -300,11 +300,11 @@ private[statestore] object OrderedTree {
     private var depth = 0
     private var ended = false
 
-    private var found = Record.None
+    private var current = Record.None
 
     seek()
 
-    override def offset: Long = found
+    override def offset: Long = current
 
     override def advance(): Boolean = {
       if (!ended) {
@@ -314,7 +314,7 @@ private[statestore] object OrderedTree {
         if (leaf.children != null || at >= leaf.count || isBeyond(leaf, at)) {
           ended = true
         } else {
-          found = leaf.offsets(at)
+          current = leaf.offsets(at)
           positions(depth) = at + 1
         }
       }

@@ -118,7 +118,7 @@ private[statestore] final class PrefixProjection(keySchema: StructType, val colu
   def copy(): PrefixProjection = new PrefixProjection(keySchema, columns)
 
   /** Returns the prefix of a key; the row is reused by the next call. */
-  def of(keyBase: Object, keyOffset: Long, keyLength: Int): UnsafeRow = {
+  def prefixOf(keyBase: Object, keyOffset: Long, keyLength: Int): UnsafeRow = {
     key.pointTo(keyBase, keyOffset, keyLength)
     project(key)
   }

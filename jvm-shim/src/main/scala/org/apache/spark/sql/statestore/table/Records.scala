@@ -60,9 +60,9 @@ private[table] final class Records(
   }
 
   /** True if two records have the same key. */
-  def haveSameKey(one: Long, other: Long): Boolean = {
-    val page = log.page(other)
-    hasKey(one, page, log.address(page, other) + header, keyLengthOf(other))
+  def haveSameKey(offset: Long, otherOffset: Long): Boolean = {
+    val page = log.page(otherOffset)
+    hasKey(offset, page, log.address(page, otherOffset) + header, keyLengthOf(otherOffset))
   }
 
   /** True if a record has this value. */

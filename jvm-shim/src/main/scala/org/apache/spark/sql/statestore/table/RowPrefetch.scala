@@ -13,8 +13,8 @@ private[statestore] final class RowPrefetch(table: StateTable) {
 
   private val guesses = new Array[Long](Group)
 
-  // Made of what was read, so that reading is not optimised away.
-  private var seen = 0
+  // As a blackhole of JMH: consumes what was read, so that reading is not optimised away.
+  private var blackhole = 0
 
   /** Prefetches for the next rows of a batch, whose hashes are computed; returns the end of these rows. */
   def next(batch: ChangeColumns, from: Int): Int = {
@@ -31,7 +31,7 @@ private[statestore] final class RowPrefetch(table: StateTable) {
       if (guesses(row - from) != Record.None) looks += table.touch(guesses(row - from))
       row += 1
     }
-    seen += looks
+    blackhole += looks
     until
   }
 }

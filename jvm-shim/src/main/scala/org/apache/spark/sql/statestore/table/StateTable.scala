@@ -82,16 +82,16 @@ private[statestore] final class StateTable(
   /** Returns the present content. */
   def snapshot(): TableSnapshot = {
     batch.requireComplete()
-    val taken = content
-    batch.begin(taken)
-    taken
+    val snapshot = content
+    batch.begin(snapshot)
+    snapshot
   }
 
   private def content: TableSnapshot =
     new TableSnapshot(records.log.view, keys, values, live, if (tree == null) null else tree.snapshot())
 
-  def scan(of: LogView, from: Long = Log.FirstOffset): LogScan =
-    new LogScan(of, header, if (hasLists) records.head else LogScan.NoLists, from)
+  def scan(view: LogView, from: Long = Log.FirstOffset): LogScan =
+    new LogScan(view, header, if (hasLists) records.head else LogScan.NoLists, from)
 
   /** Returns a row for the values that `get` returns. */
   def newRow(): RowView = new RowView(valueFields)
@@ -118,7 +118,7 @@ private[statestore] final class StateTable(
 
   /** Returns a view for an iterator. */
   private[table] def viewToScan(): LogView = {
-    batch.seen(tail)
+    batch.markRead(tail)
     records.log.view
   }
 
@@ -344,21 +344,21 @@ private[statestore] final class StateTable(
       val ready = compaction
       // Cleared first: if this fails, the next compaction starts from scratch.
       compaction = null
-      val made = try ready.catchUp() catch {
+      val compacted = try ready.catchUp() catch {
         case e: Throwable =>
           ready.discard()
           throw e
       }
       replaced ::= records.log.memory
-      records = made.records
-      index = made.index
-      groups = made.groups
-      tree = made.tree
-      keys = made.keys
-      values = made.values
-      live = made.live
-      total = made.total
-      groupBytes = made.groupBytes
+      records = compacted.records
+      index = compacted.index
+      groups = compacted.groups
+      tree = compacted.tree
+      keys = compacted.keys
+      values = compacted.values
+      live = compacted.live
+      total = compacted.total
+      groupBytes = compacted.groupBytes
       batch.end()
       true
     }
@@ -385,9 +385,9 @@ private[statestore] final class StateTable(
 
   /** Returns the memory that compactions have replaced since the last call; rows and scans may still read it. */
   def takeReplacedMemory(): List[TableMemory] = {
-    val taken = replaced
+    val memories = replaced
     replaced = Nil
-    taken
+    memories
   }
 
   /** Ends a compaction in progress; returns all memory of the table, to be closed when nothing reads it. */
@@ -455,10 +455,10 @@ private[statestore] final class StateTable(
   }
 
   private[table] def groupOf(keyBase: Object, keyOffset: Long, keyLength: Int): Long = {
-    val prefixKey = groups.projection.of(keyBase, keyOffset, keyLength)
-    val known = groups.find(prefixKey)
-    if (known != Record.None) {
-      known
+    val prefixKey = groups.projection.prefixOf(keyBase, keyOffset, keyLength)
+    val group = groups.find(prefixKey)
+    if (group != Record.None) {
+      group
     } else {
       val hash = keyHash(
         prefixKey.getBaseObject, prefixKey.getBaseOffset, prefixKey.getSizeInBytes)

@@ -70,12 +70,12 @@ private[table] final class LogCursor(scan: LogScan) extends RowCursor {
   override def offset: Long = scan.offset
 
   override def advance(): Boolean = {
-    var found = false
-    while (!found && !exhausted) {
+    var hasRow = false
+    while (!hasRow && !exhausted) {
       if (!scan.advance()) exhausted = true
-      else found = scan.kind == Record.Row && scan.isAlive
+      else hasRow = scan.kind == Record.Row && scan.isAlive
     }
-    found
+    hasRow
   }
 }
 
@@ -104,27 +104,27 @@ private[table] final class RowIterator(
 
   private val pair = new UnsafeRowPair(key.row, value.row)
   private val record = new LogRecord(header)
-  private var found = false
+  private var hasRow = false
   private var exhausted = false
   private var next_ = Record.None
 
   override def hasNext: Boolean = {
-    if (!found && !exhausted) {
+    if (!hasRow && !exhausted) {
       if (next_ != Record.None) {
-        found = true
+        hasRow = true
       } else if (cursor.advance()) {
         next_ = cursor.offset
-        found = true
+        hasRow = true
       } else {
         exhausted = true
       }
     }
-    found
+    hasRow
   }
 
   override def next(): UnsafeRowPair = {
     if (!hasNext) throw new NoSuchElementException("no more rows in this scan")
-    found = false
+    hasRow = false
     record.pointTo(view, next_)
     key.pointTo(record.page, record.keyAddress, record.keyLength)
     value.pointTo(record.page, record.valueAddress, record.valueLength)

@@ -74,15 +74,15 @@ private[statestore] final class TableLoad(table: StateTable) {
     } else {
       batch.op(row) match {
         case ChangeColumns.Put =>
-          val known = table.putIfNew(hash, null, key, length, null, batch.valueAt(row), batch.valueLength(row))
-          known == Record.None || known < rowsFrom
+          val newest = table.putIfNew(hash, null, key, length, null, batch.valueAt(row), batch.valueLength(row))
+          newest == Record.None || newest < rowsFrom
         case ChangeColumns.Delete =>
-          val known = table.newestOf(hash, null, key, length)
-          if (known == Record.None) {
+          val newest = table.newestOf(hash, null, key, length)
+          if (newest == Record.None) {
             if (removed == null) removed = new StateTable(table.keyFields, 0, keyHash = table.keyHash)
             removed.putIfNew(hash, null, key, length, null, 0L, 0)
           }
-          known == Record.None || known < rowsFrom
+          newest == Record.None || newest < rowsFrom
         case _ =>
           false
       }

@@ -39,16 +39,16 @@ private[statestore] class TableMemory {
   private var closed = false
   private var mappings = List.empty[MappedByteBuffer]
   private var next = 0L
-  private var left = 0L
+  private var freeBytes = 0L
   private var fileBytes = SmallestFile
 
   /** Allocates a log page of whole words, in the heap up to its limit. */
   def allocatePage(bytes: Int): Block = if (hasRoom(bytes)) allocatePageInHeap(bytes) else allocateInFile(bytes)
 
   def allocatePageInHeap(bytes: Int): Block = {
-    val made = newArray(bytes)
+    val page = newArray(bytes)
     account.takeForPages(bytes)
-    made
+    page
   }
 
   /** Accounts for a log page that is not used any more. */
@@ -56,9 +56,9 @@ private[statestore] class TableMemory {
 
   /** Allocates a block with priority for the heap, once there is room. */
   def allocateInHeap(bytes: Int): Block = {
-    val made = newArray(bytes)
+    val block = newArray(bytes)
     take(bytes)
-    made
+    block
   }
 
   /** Accounts for heap that the caller allocates with priority. */
@@ -115,7 +115,7 @@ private[statestore] class TableMemory {
     closed = true
     val unused = mappings
     mappings = Nil
-    left = 0L
+    freeBytes = 0L
     unused.foreach(StorageUtils.dispose)
     accounted.clean()
   }
@@ -123,20 +123,20 @@ private[statestore] class TableMemory {
   /** Allocates a block in a file. */
   def allocateInFile(bytes: Int): Block = {
     requireOpen()
-    if (left < bytes) {
+    if (freeBytes < bytes) {
       // The rest of the last file is wasted, which is little: blocks are small against files.
       val size = math.max(fileBytes, (bytes + SmallestFile - 1) / SmallestFile * SmallestFile)
       val file = map(size)(writeZeros(_, size))
       account.map(size)
       mappings = file :: mappings
       next = MemoryUtil.getByteBufferAddress(file)
-      left = size
+      freeBytes = size
       fileBytes = math.min(2 * fileBytes, LargestFile)
     }
-    val made = new Block(null, next)
+    val block = new Block(null, next)
     next += bytes
-    left -= bytes
-    made
+    freeBytes -= bytes
+    block
   }
 
   private def requireOpen(): Unit = if (closed) throw new IllegalStateException("this table's memory is closed")

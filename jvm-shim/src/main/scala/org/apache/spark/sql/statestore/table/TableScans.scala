@@ -38,9 +38,9 @@ private[statestore] trait TableScans { table: StateTable =>
     }
 
   /** Returns the first value of each of these keys, or null. */
-  def firstValues(of: Array[UnsafeRow]): Iterator[UnsafeRow] =
+  def firstValues(keys: Array[UnsafeRow]): Iterator[UnsafeRow] =
     new FirstValuesIterator(
-      of.map(key => records.firstOf(newestOf(key))), viewToScan(), header, newRow())
+      keys.map(key => records.firstOf(newestOf(key))), viewToScan(), header, newRow())
 
   /** Returns the keys that start with `prefixKey`. */
   def prefixScan(prefixKey: UnsafeRow, everyValue: Boolean = false): Iterator[UnsafeRowPair] =
