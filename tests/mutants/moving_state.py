@@ -78,8 +78,8 @@ SCALA: Final = (
     Mutant(
         "all-partitions-move-at-once",
         f"{_SHIM}/driver/PartitionMoves.scala",
-        "while (from != null && moves.size - gone < most && held(from).size - held(least).size > 1) {",
-        "while (from != null && held(from).size - held(least).size > 1) {",
+        "from != null && moves.size - gone < most && partitionsOf(from).size - partitionsOf(least).size > 1",
+        "from != null && partitionsOf(from).size - partitionsOf(least).size > 1",
         (f"{_MOVES}::test_moves_are_bounded_and_partitions_that_moved_stay",),
         "A bounded part of the state is on the move.",
     ),

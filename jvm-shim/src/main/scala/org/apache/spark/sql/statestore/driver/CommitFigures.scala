@@ -46,7 +46,7 @@ private[statestore] object CommitFigures {
 
   /** Records that a task has handed a commit over. */
   def handedOver(log: String, run: String, version: Long): Unit = synchronized {
-    val query = of(log)
+    val query = queryOf(log)
     if (query.run != run) {
       query.run = run
       query.newest = -1L
@@ -62,7 +62,7 @@ private[statestore] object CommitFigures {
   def settled(log: String): Unit = synchronized(Option(queries.get(log)).foreach(_.isSettled = true))
 
   /** Records the merged files as they are after a publication. */
-  def published(log: String, merged: MergedFigures): Unit = synchronized(of(log).merged = Some(merged))
+  def published(log: String, merged: MergedFigures): Unit = synchronized(queryOf(log).merged = Some(merged))
 
   /** Returns the merged files of a query; None before its first publication in this application. */
   def mergedOf(log: String): Option[MergedFigures] = synchronized(Option(queries.get(log)).flatMap(_.merged))
@@ -76,5 +76,5 @@ private[statestore] object CommitFigures {
   /** Removes all figures, when the application ends. */
   def clear(): Unit = synchronized(queries.clear())
 
-  private def of(log: String): Query = queries.computeIfAbsent(log, _ => new Query)
+  private def queryOf(log: String): Query = queries.computeIfAbsent(log, _ => new Query)
 }

@@ -19,7 +19,7 @@ private[statestore] trait DriverCheckpointStore {
    * Stores a version; when this returns true, every executor finds it. Idempotent for an attempt. False, and
    * nothing is stored, if the version's parent is missing.
    */
-  def put(store: String, held: DriverVersion): Boolean
+  def put(store: String, driverVersion: DriverVersion): Boolean
 
   /** Returns the objects of a version; none if it is not complete. */
   def chain(store: String, version: Long, id: Option[String]): DriverChain
@@ -82,14 +82,14 @@ private[statestore] final class RpcDriverCheckpointStore(driver: PluginContext) 
 
   private val mostBytes = RpcUtils.maxMessageSizeBytes(driver.conf)
 
-  override def put(store: String, held: DriverVersion): Boolean = {
-    if (held.bytes.length > mostBytes) {
+  override def put(store: String, driverVersion: DriverVersion): Boolean = {
+    if (driverVersion.bytes.length > mostBytes) {
       throw new BackendException("StateTooLargeError",
-        s"version ${held.version} of $store takes ${held.bytes.length} bytes, and is sent to the driver in one " +
+        s"version ${driverVersion.version} of $store takes ${driverVersion.bytes.length} bytes, and is sent to the driver in one " +
           s"message of at most $mostBytes. Raise spark.rpc.message.maxSize (in MiB) when the application " +
           s"starts, use more shuffle partitions, or $Instead.")
     }
-    ask(s"version ${held.version} of $store", PutVersion(store, held)).asInstanceOf[Boolean]
+    ask(s"version ${driverVersion.version} of $store", PutVersion(store, driverVersion)).asInstanceOf[Boolean]
   }
 
   override def chain(store: String, version: Long, id: Option[String]): DriverChain =
@@ -102,11 +102,11 @@ private[statestore] final class RpcDriverCheckpointStore(driver: PluginContext) 
       store: String, newest: Long, id: Option[String], attemptId: String, horizon: Long, most: Int): Int =
     ask(s"version $newest of $store", DiscardVersions(store, newest, id, attemptId, horizon, most)).asInstanceOf[Int]
 
-  private def ask(what: String, message: DriverMessage): Any =
+  private def ask(subject: String, message: DriverMessage): Any =
     try driver.ask(message) catch {
       case NonFatal(e) =>
         throw new BackendException("Driver",
-          s"the driver, which holds $what, did not answer ${message.productPrefix}: ${reason(e)}. The driver " +
+          s"the driver, which holds $subject, did not answer ${message.productPrefix}: ${reason(e)}. The driver " +
             s"answers through $PluginLine: check its log for a failure of the plugin. A retry sends the request again.",
           e)
     }

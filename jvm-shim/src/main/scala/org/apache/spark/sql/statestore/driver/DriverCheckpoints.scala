@@ -68,19 +68,19 @@ private[statestore] final class DriverCheckpoints extends DriverCheckpointStore 
   private var total = 0L
   private var nextLogged = FirstLoggedBytes
 
-  override def put(store: String, held: DriverVersion): Boolean = synchronized {
+  override def put(store: String, driverVersion: DriverVersion): Boolean = synchronized {
     val versions = stores.computeIfAbsent(store, _ => new TreeMap[Key, Attempts](order))
-    val key = (held.version, held.id)
-    val known = versions.get(key)
-    if (known != null && known.held.containsKey(held.attemptId)) {
+    val key = (driverVersion.version, driverVersion.id)
+    val earlierAttempts = versions.get(key)
+    if (earlierAttempts != null && earlierAttempts.byId.containsKey(driverVersion.attemptId)) {
       true
-    } else if (!held.parentAttemptId.forall(isWhole(versions, held.version - 1, _))) {
+    } else if (!driverVersion.parentAttemptId.forall(isWhole(versions, driverVersion.version - 1, _))) {
       false
     } else {
       val attempts = versions.computeIfAbsent(key, _ => new Attempts)
-      attempts.held.put(held.attemptId, held)
-      attempts.current = held.attemptId
-      total += held.bytes.length
+      attempts.byId.put(driverVersion.attemptId, driverVersion)
+      attempts.current = driverVersion.attemptId
+      total += driverVersion.bytes.length
       logGrowth()
       true
     }
@@ -91,14 +91,14 @@ private[statestore] final class DriverCheckpoints extends DriverCheckpointStore 
     val range = if (versions.isEmpty) None else Some((versions.firstKey._1, versions.lastKey._1))
     val names = for {
       attempts <- Option(versions.get((version, id)))
-      wanted = attempts.held.get(attempts.current)
-      if hasVersion(versions, wanted.baseVersion)
+      currentVersion = attempts.byId.get(attempts.current)
+      if hasVersion(versions, currentVersion.baseVersion)
     } yield {
       // The attempts that it refers to are named in its bytes only: all of them are listed.
-      val before = between(versions, wanted.baseVersion, version - 1).flatMap { case (key, others) =>
-        others.held.keySet.asScala.map(a => DriverVersionName(key._1, key._2, a, a == others.current))
+      val before = between(versions, currentVersion.baseVersion, version - 1).flatMap { case (key, earlierAttempts) =>
+        earlierAttempts.byId.keySet.asScala.map(a => DriverVersionName(key._1, key._2, a, a == earlierAttempts.current))
       }
-      before.toList :+ DriverVersionName(version, id, wanted.attemptId, isCurrent = true)
+      before.toList :+ DriverVersionName(version, id, currentVersion.attemptId, isCurrent = true)
     }
     DriverChain(names.getOrElse(Nil), range)
   }
@@ -106,8 +106,8 @@ private[statestore] final class DriverCheckpoints extends DriverCheckpointStore 
   override def fetch(store: String, name: DriverVersionName): Option[Array[Byte]] = synchronized {
     for {
       attempts <- Option(stores.getOrDefault(store, none).get((name.version, name.id)))
-      held <- Option(attempts.held.get(name.attemptId))
-    } yield held.bytes
+      driverVersion <- Option(attempts.byId.get(name.attemptId))
+    } yield driverVersion.bytes
   }
 
   override def discardBefore(
@@ -129,7 +129,7 @@ private[statestore] final class DriverCheckpoints extends DriverCheckpointStore 
         versions.remove(key)
         total -= attempts.bytes
       }
-      discarded.map(_._2.held.size).sum
+      discarded.map(_._2.byId.size).sum
     }
   }
 
@@ -143,7 +143,7 @@ private[statestore] final class DriverCheckpoints extends DriverCheckpointStore 
 
   private def isWhole(versions: TreeMap[Key, Attempts], version: Long, attemptId: String): Boolean =
     between(versions, version, version).exists { case (_, attempts) =>
-      val parent = attempts.held.get(attemptId)
+      val parent = attempts.byId.get(attemptId)
       parent != null && hasVersion(versions, parent.baseVersion)
     }
 
@@ -172,16 +172,16 @@ private[statestore] object DriverCheckpoints {
 
   /** The attempts at one version; in format v2, where the id is the attempt, there is one. */
   private final class Attempts {
-    val held = new LinkedHashMap[String, DriverVersion]
+    val byId = new LinkedHashMap[String, DriverVersion]
     var current: String = _
 
-    def oldestBaseVersion: Long = held.values.asScala.map(_.baseVersion).min
+    def oldestBaseVersion: Long = byId.values.asScala.map(_.baseVersion).min
 
-    def bytes: Long = held.values.asScala.map(_.bytes.length.toLong).sum
+    def bytes: Long = byId.values.asScala.map(_.bytes.length.toLong).sum
   }
 
   private var application: String = _
-  private var held = new DriverCheckpoints
+  private var checkpoints = new DriverCheckpoints
 
   /** Returns the store of the running application; another application starts with an empty one. */
   def ofApplication(): DriverCheckpoints = synchronized {
@@ -194,13 +194,13 @@ private[statestore] object DriverCheckpoints {
         override def onApplicationEnd(event: SparkListenerApplicationEnd): Unit = endOf(running)
       }))
     }
-    held
+    checkpoints
   }
 
   /** Discards everything. */
   def end(): Unit = synchronized {
-    held.clear()
-    held = new DriverCheckpoints
+    checkpoints.clear()
+    checkpoints = new DriverCheckpoints
     application = null
   }
 

@@ -8,8 +8,8 @@ private[statestore] sealed trait DriverMessage extends Product with Serializable
   def answer(driverStore: DriverCheckpointStore): Any
 }
 
-private[statestore] final case class PutVersion(store: String, held: DriverVersion) extends DriverMessage {
-  override def answer(driverStore: DriverCheckpointStore): Any = driverStore.put(store, held)
+private[statestore] final case class PutVersion(store: String, driverVersion: DriverVersion) extends DriverMessage {
+  override def answer(driverStore: DriverCheckpointStore): Any = driverStore.put(store, driverVersion)
 }
 
 private[statestore] final case class FindVersion(store: String, version: Long, id: Option[String])

@@ -33,8 +33,8 @@ private[statestore] object HandedOverCommits {
   /** Begins to take the commits of a run; false if it has ended, or adds batches to its commit log without a barrier. */
   def begin(log: String, run: String): Boolean =
     CommitCollector.hasBarrier(log, run) && synchronized {
-      val known = queries.get(log)
-      if (known == null || known.run != run) {
+      val query = queries.get(log)
+      if (query == null || query.run != run) {
         queries.entrySet.removeIf(entry => !CommitCollector.hasBarrier(entry.getKey, entry.getValue.run))
         queries.put(log, new Query(run))
       }
@@ -46,17 +46,17 @@ private[statestore] object HandedOverCommits {
 
   /** Takes a commit; false if its run has ended, which executors may outlive. */
   def take(log: String, run: String, commit: HandedOverCommit): Boolean = synchronized {
-    val query = of(log, run)
+    val query = queryOf(log, run)
     query.foreach(_.commits.put(commit.attemptId, commit))
     if (query.isDefined) CommitFigures.handedOver(log, run, commit.version)
     query.isDefined
   }
 
   def discarded(log: String, run: String, paths: Array[String]): Unit = synchronized {
-    of(log, run).foreach(_.discarded ++= paths)
+    queryOf(log, run).foreach(_.discarded ++= paths)
   }
 
-  private def of(log: String, run: String): Option[Query] = Option(queries.get(log)).filter(_.run == run)
+  private def queryOf(log: String, run: String): Option[Query] = Option(queries.get(log)).filter(_.run == run)
 
   /**
    * Publishes the attempts in an entry of a commit log, if their run hands commits over.
@@ -70,8 +70,9 @@ private[statestore] object HandedOverCommits {
     val query = synchronized(queries.get(log))
     if (query != null && query.begunAt - since >= 0) {
       val accepted = acceptedIn(entry)
-      val commits = accepted.filterNot(one => query.published(one.id)).map(one => synchronized(query.commits.get(one.id)) match {
-        case null => throw missing(log, batch, one)
+      val unpublished = accepted.filterNot(attempt => query.published(attempt.id))
+      val commits = unpublished.map(attempt => synchronized(query.commits.get(attempt.id)) match {
+        case null => throw missing(log, batch, attempt)
         case commit => commit
       })
       if (commits.nonEmpty) publish(query, commits, backend)
@@ -94,10 +95,10 @@ private[statestore] object HandedOverCommits {
     }
   }
 
-  private def missing(log: String, batch: String, one: Accepted): BackendException =
-    new BackendException("MissingCommit", s"batch $batch of $log is not committed: Spark accepted the attempt ${one.id} of operator " +
-      s"${one.operator}, partition ${one.partition}, which no executor has handed over, as if the one that ran it had not loaded the " +
-      "plugin. Nothing is lost: the query, started again, runs the batch again. If that does not help, set " +
+  private def missing(log: String, batch: String, attempt: Accepted): BackendException =
+    new BackendException("MissingCommit", s"batch $batch of $log is not committed: Spark accepted the attempt ${attempt.id} of " +
+      s"operator ${attempt.operator}, partition ${attempt.partition}, which no executor has handed over, as if the one that ran it " +
+      "had not loaded the plugin. Nothing is lost: the query, started again, runs the batch again. If that does not help, set " +
       s"spark.sql.streaming.stateStore.backend.commit=task, or ${DriverCheckpointStore.PluginLine} for all executors.")
 
   private final case class Accepted(operator: String, partition: Int, id: String)
@@ -108,12 +109,12 @@ private[statestore] object HandedOverCommits {
     // A version, then a JSON object, on lines of their own. It has the attempts by operator, partition and store.
     val text = bytes.toString("UTF-8")
     val described = CheckpointClient.mapper.readTree(text.substring(text.indexOf('\n') + 1)).path("stateUniqueIds")
-    val found = for {
+    val attempts = for {
       operator <- described.fieldNames.asScala.toSeq
       (stores, partition) <- described.get(operator).elements.asScala.zipWithIndex
       id <- texts(stores)
     } yield Accepted(operator, partition, id)
-    found.distinctBy(_.id)
+    attempts.distinctBy(_.id)
   }
 
   private def texts(node: JsonNode): Seq[String] =

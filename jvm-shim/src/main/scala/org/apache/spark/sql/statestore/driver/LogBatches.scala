@@ -32,18 +32,18 @@ private[statestore] final class LogBatches(files: FileClient, directory: Path, i
   def isBatch(path: Path): Boolean = numberOf(path).isDefined
 
   /** Remembers a file as the newest one, if it is a batch's. */
-  def created(path: Path, written: FileContent): Unit = synchronized {
+  def created(path: Path, content: FileContent): Unit = synchronized {
     numberOf(path) match {
       case None => listing = None
       case Some(number) =>
         if (newest.forall { case (_, last) => last <= number }) newest = Some((path, number))
         forget(path)
-        written.ifSmall(RememberedBytes).foreach { bytes =>
+        content.ifSmall(RememberedBytes).foreach { bytes =>
           contents(path) = bytes
           contentBytes += bytes.length
         }
         while (contentBytes > RememberedBytes) forget(contents.head._1)
-        listing.foreach(_(path) = new FileStatus(written.size, false, 1, 0L, System.currentTimeMillis, path))
+        listing.foreach(_(path) = new FileStatus(content.size, false, 1, 0L, System.currentTimeMillis, path))
         removed -= path.getName
     }
   }
@@ -62,10 +62,10 @@ private[statestore] final class LogBatches(files: FileClient, directory: Path, i
 
   /** Lists the files of the directory. */
   def list(): Seq[FileStatus] = synchronized {
-    val found = listing.filter(_ => newest.isDefined).getOrElse(
+    val statuses = listing.filter(_ => newest.isDefined).getOrElse(
       mutable.LinkedHashMap.from(files.list(directory).map(status => status.getPath -> status)))
-    if (isLog) listing = Some(found)
-    found.values.toSeq
+    if (isLog) listing = Some(statuses)
+    statuses.values.toSeq
   }
 
   /** Removes the file of a batch, now or with others. */

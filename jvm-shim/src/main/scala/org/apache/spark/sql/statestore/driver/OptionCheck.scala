@@ -63,7 +63,7 @@ private[statestore] object OptionCheck extends Logging {
   }
 
   private def hadoopConf(session: SparkSession) = session match {
-    case known: classic.SparkSession => known.sessionState.newHadoopConf()
+    case classicSession: classic.SparkSession => classicSession.sessionState.newHadoopConf()
     case _ => session.sparkContext.hadoopConfiguration
   }
 }

@@ -29,27 +29,27 @@ private[statestore] object PartitionMoves {
       places: IndexedSeq[Option[String]], executors: Seq[String], elsewhere: Map[String, Int], isMovable: Int => Boolean, most: Int,
       salt: Int): Seq[PartitionMove] = if (executors.isEmpty) Nil else {
     val present = executors.toSet
-    val held = mutable.Map.from(executors.map(_ -> mutable.ArrayBuffer.empty[Int]))
-    places.indices.foreach(partition => places(partition).filter(present).foreach(held(_) += partition))
-    def least = executors.minBy(executor => (held(executor).size, elsewhere.getOrElse(executor, 0), (executor, salt).hashCode))
-    def fullest = executors.maxBy(executor => held(executor).size)
+    val partitionsOf = mutable.Map.from(executors.map(_ -> mutable.ArrayBuffer.empty[Int]))
+    places.indices.foreach(partition => places(partition).filter(present).foreach(partitionsOf(_) += partition))
+    def least = executors.minBy(executor => (partitionsOf(executor).size, elsewhere.getOrElse(executor, 0), (executor, salt).hashCode))
+    def fullest = executors.maxBy(executor => partitionsOf(executor).size)
     val moves = mutable.ArrayBuffer.empty[PartitionMove]
     def move(partition: Int): Unit = {
       val to = least
-      held(to) += partition
+      partitionsOf(to) += partition
       moves += PartitionMove(partition, to)
     }
     places.indices.filter(places(_).exists(!present(_))).foreach(move)
     val gone = moves.size
     val share = places.count(_.isDefined).toDouble / executors.size
-    if (executors.exists(executor => math.abs(held(executor).size - share) > Tolerance * share)) {
+    if (executors.exists(executor => math.abs(partitionsOf(executor).size - share) > Tolerance * share)) {
       var from = fullest
-      while (from != null && moves.size - gone < most && held(from).size - held(least).size > 1) {
-        val partition = held(from).lastIndexWhere(isMovable)
+      while (from != null && moves.size - gone < most && partitionsOf(from).size - partitionsOf(least).size > 1) {
+        val partition = partitionsOf(from).lastIndexWhere(isMovable)
         if (partition < 0) {
           from = null
         } else {
-          move(held(from).remove(partition))
+          move(partitionsOf(from).remove(partition))
           from = fullest
         }
       }

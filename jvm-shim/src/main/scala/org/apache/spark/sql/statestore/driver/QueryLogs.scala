@@ -43,7 +43,7 @@ private[statestore] final class QueryLogs(query: StreamExecution) {
   /** True if the commit log has the state of other partitions than the log of offsets has; not known in format v1. */
   def haveOtherPartitions: Boolean = offsets.filterNot(_.isJournal).flatMap(partitionsOf).exists { count =>
     // An operator without grouping columns has one partition.
-    commit.toSeq.flatMap(attempts).exists(_.elements.asScala.exists(of => of.size != count && of.size != 1))
+    commit.toSeq.flatMap(attempts).exists(_.elements.asScala.exists(ids => ids.size != count && ids.size != 1))
   }
 
   private def newest(log: String): Option[Entry] = {

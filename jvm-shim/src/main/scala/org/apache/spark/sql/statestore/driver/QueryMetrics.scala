@@ -35,9 +35,9 @@ private[statestore] final class QueryMetrics(registry: MetricRegistry, monitor: 
     add(s"$prefix.mergedPhysicalFiles", query.id)(_.merged.map(_.physicalFiles))
     add(s"$prefix.mergedLiveBytes", query.id)(_.merged.map(_.liveBytes))
     add(s"$prefix.mergedStorageBytes", query.id)(_.merged.map(_.storageBytes))
-    add(s"$prefix.${StoreMetrics.Restarts.name}", query.id)(found => Some(found.restarts))
-    add(s"$prefix.${StoreMetrics.StorageRetries.name}", query.id)(found => Some(found.retries))
-    add(s"$prefix.${StoreMetrics.StreamsRepaired.name}", query.id)(found => Some(found.repaired))
+    add(s"$prefix.${StoreMetrics.Restarts.name}", query.id)(current => Some(current.restarts))
+    add(s"$prefix.${StoreMetrics.StorageRetries.name}", query.id)(current => Some(current.retries))
+    add(s"$prefix.${StoreMetrics.StreamsRepaired.name}", query.id)(current => Some(current.repaired))
     for {
       last <- query.last.toSeq
       (operator, number) <- last.operators.zipWithIndex

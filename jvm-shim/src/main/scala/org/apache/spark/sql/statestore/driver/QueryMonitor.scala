@@ -64,13 +64,13 @@ private[statestore] final class QueryMonitor extends SparkListener with Logging 
   import QueryMonitor._
 
   // In the order of their first start.
-  private val known = mutable.LinkedHashMap.empty[UUID, MonitoredQuery]
+  private val queriesById = mutable.LinkedHashMap.empty[UUID, MonitoredQuery]
   @volatile private var metrics: Option[QueryMetrics] = None
 
   /** Returns the queries, the newest first. */
-  def queries: Seq[MonitoredQuery] = synchronized(known.values.toVector).reverse
+  def queries: Seq[MonitoredQuery] = synchronized(queriesById.values.toVector).reverse
 
-  def find(id: UUID): Option[MonitoredQuery] = synchronized(known.get(id))
+  def find(id: UUID): Option[MonitoredQuery] = synchronized(queriesById.get(id))
 
   /** Keeps the metrics of active queries up to date from now on. */
   def register(to: QueryMetrics): Unit = metrics = Some(to)
@@ -101,9 +101,9 @@ private[statestore] final class QueryMonitor extends SparkListener with Logging 
 
   private def update(id: UUID)(change: Option[MonitoredQuery] => Option[MonitoredQuery]): Unit = {
     val (changed, dropped) = synchronized {
-      val changed = change(known.get(id))
-      changed.foreach(known.update(id, _))
-      (changed, if (known.size > MaxQueries) dropOne() else None)
+      val changed = change(queriesById.get(id))
+      changed.foreach(queriesById.update(id, _))
+      (changed, if (queriesById.size > MaxQueries) dropOne() else None)
     }
     metrics.foreach { to =>
       dropped.foreach(to.remove)
@@ -112,8 +112,8 @@ private[statestore] final class QueryMonitor extends SparkListener with Logging 
   }
 
   private def dropOne(): Option[UUID] = {
-    val oldest = known.values.find(!_.isActive).orElse(known.values.headOption).map(_.id)
-    oldest.foreach(known.remove)
+    val oldest = queriesById.values.find(!_.isActive).orElse(queriesById.values.headOption).map(_.id)
+    oldest.foreach(queriesById.remove)
     oldest
   }
 
@@ -187,7 +187,7 @@ private[statestore] object QueryMonitor extends Logging {
 
   // A JVM may outlive its application.
   private def end(monitor: QueryMonitor): Unit = synchronized {
-    if (current.exists { case (_, known) => known eq monitor }) {
+    if (current.exists { case (_, currentMonitor) => currentMonitor eq monitor }) {
       current = None
       CommitFigures.clear()
     }

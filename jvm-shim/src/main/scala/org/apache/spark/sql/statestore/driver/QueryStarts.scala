@@ -11,8 +11,9 @@ import org.apache.spark.sql.streaming.StreamingQueryListener
 private[statestore] object QueryStarts {
   /** Attends to the queries that a session starts from now on. */
   def attend(session: SparkSession): Unit = session match {
-    case known: classic.SparkSession => synchronized {
-      if (!known.streams.listListeners().exists(_.isInstanceOf[Attendant])) known.streams.addListener(new Attendant(known))
+    case classicSession: classic.SparkSession => synchronized {
+      val streams = classicSession.streams
+      if (!streams.listListeners().exists(_.isInstanceOf[Attendant])) streams.addListener(new Attendant(classicSession))
     }
     case _ =>
   }

@@ -175,7 +175,7 @@ private[statestore] object Rebalancer extends Logging {
     private def storesOf(group: Group, partition: Int): Seq[PreparedStore] = for {
       operator <- group.operators if operator.ids.forall(partition < _.length)
       kind <- kindsOf(run, operator.operator) if kind.root == operator.root && placeOf(kind, partition).isDefined
-    } yield PreparedStore(kind, partition, operator.version, operator.ids.map(of => of(partition)(JoinStores.indexOf(kind.name))))
+    } yield PreparedStore(kind, partition, operator.version, operator.ids.map(ids => ids(partition)(JoinStores.indexOf(kind.name))))
 
     def look(): Unit = if (beginLook()) {
       threads.execute { () =>
@@ -202,9 +202,9 @@ private[statestore] object Rebalancer extends Logging {
     }
 
     private def lookNow(): Unit = {
-      val known = synchronized(groups)
-      val places = known.flatMap(group => placesOf(group).map((group, _)))
-      if (places.nonEmpty) rebalance(places, isWhole = places.size == known.size)
+      val currentGroups = synchronized(groups)
+      val places = currentGroups.flatMap(group => placesOf(group).map((group, _)))
+      if (places.nonEmpty) rebalance(places, isWhole = places.size == currentGroups.size)
     }
 
     private def rebalance(places: Seq[(Group, IndexedSeq[Option[String]])], isWhole: Boolean): Unit = {
@@ -212,15 +212,16 @@ private[statestore] object Rebalancer extends Logging {
       val present = hostsOf(active)
       partitionsByExecutor = counted(places.flatMap(_._2.flatten))
       val elsewhere = queries.asScala.toSeq.filter(_._1 != run).flatMap(_._2.partitionsByExecutor)
-      val moves = places.flatMap { case (group, known) =>
+      val moves = places.flatMap { case (group, groupPlaces) =>
         val operator = group.operators.head.operator
         val here = counted(places.filter(_._1 ne group).flatMap(_._2.flatten)).toSeq
-        val others = (elsewhere ++ here).groupMapReduce(_._1)(_._2)(_ + _)
+        val otherPartitions = (elsewhere ++ here).groupMapReduce(_._1)(_._2)(_ + _)
         // An executor whose host is unknown for a moment keeps what it has.
-        val byPartition = known.map(_.filter(place => present.contains(place) || !active(place)))
+        val byPartition = groupPlaces.map(_.filter(place => present.contains(place) || !active(place)))
         val isMovable = (partition: Int) => synchronized(moved.get((operator, partition)).forall(_.until <= batch))
         PartitionMoves.due(
-          byPartition, present.keys.toSeq, others, isMovable, math.max(1, math.ceil(group.partitions.toDouble / MovingPart).toInt),
+          byPartition, present.keys.toSeq, otherPartitions, isMovable,
+          math.max(1, math.ceil(group.partitions.toDouble / MovingPart).toInt),
           s"$run/$operator".hashCode)
           .map(move => (group, move, byPartition(move.partition).forall(present.contains)))
       }
@@ -261,19 +262,20 @@ private[statestore] object Rebalancer extends Logging {
     private def prepare(moves: Seq[(Group, PartitionMove)], hosts: Map[String, String]): Unit = {
       // A task for each executor, which has a core less meanwhile.
       val byExecutor = moves.groupBy(_._2.executor).toSeq
-      val preparations = byExecutor.map { case (executor, its) =>
-        Preparation(Place(hosts(executor), executor), its.map { case (group, move) => storesOf(group, move.partition) })
+      val preparations = byExecutor.map { case (executor, executorMoves) =>
+        Preparation(Place(hosts(executor), executor), executorMoves.map { case (group, move) => storesOf(group, move.partition) })
       }
       val loaded = StatePreparation.run(context, hadoopConf, run, preparations)
-      val (done, failed) = byExecutor.zip(loaded).flatMap { case ((_, its), loaded) => its.zip(loaded) }.partition(_._2)
-      done.foreach { case ((group, move), _) => setReady(group, move, hosts) }
+      val results = byExecutor.zip(loaded).flatMap { case ((_, executorMoves), loaded) => executorMoves.zip(loaded) }
+      val (ready, failed) = results.partition(_._2)
+      ready.foreach { case ((group, move), _) => setReady(group, move, hosts) }
       synchronized(failed.foreach { case ((group, move), _) => stay(group, move.partition) })
-      logInfo(s"${done.size} of ${moves.size} partitions of the run $run are loaded on executors that have less than their share " +
-        "of its state, and move there with the next batch")
+      logInfo(s"${ready.size} of ${moves.size} partitions of the run $run are loaded on executors that have less than their " +
+        "share of its state, and move there with the next batch")
     }
 
     private def hadoopConf: Configuration = session match {
-      case known: classic.SparkSession => known.sessionState.newHadoopConf()
+      case classicSession: classic.SparkSession => classicSession.sessionState.newHadoopConf()
       case _ => context.hadoopConfiguration
     }
 

@@ -24,8 +24,8 @@ private[statestore] object RunningQuery {
 
   /** Returns the query; None also for a session that is not of Spark's own kind. */
   def of(session: SparkSession): Option[StreamExecution] = session match {
-    case known: classic.SparkSession =>
-      id(session).flatMap(found => Option(known.sharedState.activeStreamingQueries.get(UUID.fromString(found))))
+    case classicSession: classic.SparkSession =>
+      id(session).flatMap(queryId => Option(classicSession.sharedState.activeStreamingQueries.get(UUID.fromString(queryId))))
     case _ => None
   }
 }

@@ -17,7 +17,7 @@ private object StateCharts {
   private final val Margin = 2.0
   private val colors = Seq("#1f77b4", "#ff7f0e", "#2ca02c")
 
-  def of(query: MonitoredQuery): NodeSeq = {
+  def charts(query: MonitoredQuery): NodeSeq = {
     val duration = chart(
       "Batch duration", Seq(Line("", colors.head, query.batches.map(_.durationMs))), value => micros(value * 1000))
     val operators = query.last.fold(NodeSeq.Empty) { last =>

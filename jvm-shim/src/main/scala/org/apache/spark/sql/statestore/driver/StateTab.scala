@@ -42,14 +42,14 @@ private final class QueriesPage(tab: StateTab) extends WebUIPage("") {
 /** One query: its operators, charts of its last batches, and a table of them. */
 private final class QueryPage(tab: StateTab) extends WebUIPage("query") {
   override def render(request: HttpServletRequest): Seq[Node] = {
-    val found = Option(request.getParameter("id")).flatMap(id => Try(UUID.fromString(id)).toOption)
+    val requestedQuery = Option(request.getParameter("id")).flatMap(id => Try(UUID.fromString(id)).toOption)
       .flatMap(id => tab.queries().find(_.id == id))
-    val content = found.fold[Seq[Node]](
+    val content = requestedQuery.fold[Seq[Node]](
       <p>There is no such query: this application did not start it, or has started more than {QueryMonitor.MaxQueries} since.</p>
     ) { query =>
-      StateTables.summary(query) ++ StateTables.operators(query) ++ StateCharts.of(query) ++ StateTables.batches(query)
+      StateTables.summary(query) ++ StateTables.operators(query) ++ StateCharts.charts(query) ++ StateTables.batches(query)
     }
-    UIUtils.headerSparkPage(request, s"State of ${found.fold("a query")(_.title)}", content, tab)
+    UIUtils.headerSparkPage(request, s"State of ${requestedQuery.fold("a query")(_.title)}", content, tab)
   }
 }
 
