@@ -350,8 +350,8 @@ _SCHEMAS: Final = (
     Mutant(
         "values-of-another-schema-accepted",
         f"{_SHIM}/families/FamilySchema.scala",
-        "hasKeysOf(other) && hasValuesOf(other)",
-        "hasKeysOf(other)",
+        "hasKeysOf(schema) && hasValuesOf(schema)",
+        "hasKeysOf(schema)",
         (
             f"{_TESTS}/test_provider_family_refusals.py",
             "-k",
@@ -362,8 +362,8 @@ _SCHEMAS: Final = (
     Mutant(
         "reordered-key-accepted",
         f"{_SHIM}/families/FamilySchema.scala",
-        "!names.sameElements(others) && names.sorted.sameElements(others.sorted)",
-        "!names.sorted.sameElements(others.sorted) && names.sameElements(others)",
+        "!names.sameElements(otherNames) && names.sorted.sameElements(otherNames.sorted)",
+        "!names.sorted.sameElements(otherNames.sorted) && names.sameElements(otherNames)",
         (
             f"{_TESTS}/test_provider_family_refusals.py",
             "-k",

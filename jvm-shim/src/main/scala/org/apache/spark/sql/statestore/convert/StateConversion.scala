@@ -29,7 +29,7 @@ final class StateConversion(session: SparkSession, description: String) {
   def copy(): String = {
     val (from, to) = (side("source"), side("target"))
     val (rows, bytes, tasks) = (this.rows, this.bytes, this.tasks)
-    val written = run(stores("source").flatMap(all)) { case (store, partition) =>
+    val storeIds = run(stores("source").flatMap(all)) { case (store, partition) =>
       val id = from.read(store, partition, store.id(partition)) { (source, families) =>
         to.write(store, partition, families) { target =>
           families.foreach { family =>
@@ -48,17 +48,17 @@ final class StateConversion(session: SparkSession, description: String) {
       tasks.add(1)
       (store.operator, store.name, partition, id.getOrElse(""))
     }
-    json(written.map { case (operator, name, partition, id) =>
+    json(storeIds.map { case (operator, name, partition, id) =>
       Map("operator" -> operator, "store" -> name, "partition" -> partition, "id" -> id)
     })
   }
 
   /** Reads all rows of one side, `source` or `target`; returns their digest by store, partition and family as JSON. */
-  def digest(which: String): String = {
-    val read = side(which)
+  def digest(sideName: String): String = {
+    val storeSide = side(sideName)
     val (rows, bytes, tasks) = (this.rows, this.bytes, this.tasks)
-    val found = run(stores(which).flatMap(all)) { case (store, partition) =>
-      val digests = read.read(store, partition, store.id(partition)) { (source, families) =>
+    val digestsByStore = run(stores(sideName).flatMap(all)) { case (store, partition) =>
+      val digests = storeSide.read(store, partition, store.id(partition)) { (source, families) =>
         families.map { family =>
           val progress = new Progress(rows, bytes)
           val digest = new RowDigest(family.hasLists)
@@ -77,16 +77,16 @@ final class StateConversion(session: SparkSession, description: String) {
       tasks.add(1)
       digests
     }
-    json(found.flatten)
+    json(digestsByStore.flatten)
   }
 
   /** Returns the numbers of tasks that ended and of all, and of rows and bytes that those processed. */
   def progress(): Array[Long] = Array(tasks.value, total.get, rows.value, bytes.value)
 
-  private def side(which: String): StoreSide = StoreSide(session, node.path(which), version)
+  private def side(sideName: String): StoreSide = StoreSide(session, node.path(sideName), version)
 
-  private def stores(which: String): Seq[StoreSpec] =
-    node.path(which).path("stores").elements().asScala.map(StoreSpec.read).toSeq
+  private def stores(sideName: String): Seq[StoreSpec] =
+    node.path(sideName).path("stores").elements().asScala.map(StoreSpec.read).toSeq
 
   private def run[T: scala.reflect.ClassTag](items: Seq[(StoreSpec, Int)])(body: ((StoreSpec, Int)) => T): Seq[T] = {
     tasks.reset()

@@ -28,16 +28,16 @@ private[convert] final class StoreSide(
   def read[T](store: StoreSpec, partition: Int, id: Option[String])(body: (ReadStateStore, Seq[Family]) => T): T =
     using(store, partition) { provider =>
       val opened = if (store.hasFamilies) FamilyReads.open(provider, version, id) else provider.getReadStore(version, id)
-      var done = false
+      var isComplete = false
       try {
         val present = if (store.hasFamilies) familiesIn(store, provider, opened) else store.families
         if (store.hasFamilies) present.foreach(FamilyReads.declare(opened, _))
         val result = body(opened, present)
-        done = true
+        isComplete = true
         result
       } finally {
         // After a failure Spark's stores abort once more.
-        if (!done) opened.abort() else if (store.hasFamilies) FamilyReads.close(opened) else Since41.release(opened)
+        if (!isComplete) opened.abort() else if (store.hasFamilies) FamilyReads.close(opened) else Since41.release(opened)
       }
     }
 
@@ -45,7 +45,7 @@ private[convert] final class StoreSide(
   def write(store: StoreSpec, partition: Int, families: Seq[Family])(body: StateStore => Unit): Option[String] =
     using(store, partition) { provider =>
       val (opened, isAtVersion) = StoreAccess.openEmpty(provider, version - 1)
-      var done = false
+      var isComplete = false
       try {
         if (store.hasFamilies) families.foreach { family =>
           opened.createColFamilyIfAbsent(
@@ -53,8 +53,8 @@ private[convert] final class StoreSide(
         }
         body(opened)
         opened.commit()
-        done = true
-      } finally if (!done) opened.abort()
+        isComplete = true
+      } finally if (!isComplete) opened.abort()
       val id = opened.getStateStoreCheckpointInfo().stateStoreCkptId
       if (!isAtVersion) renumber(provider.stateStoreId, id)
       id
@@ -63,13 +63,13 @@ private[convert] final class StoreSide(
   // Every family that the store has must be known, or its rows would be lost.
   private def familiesIn(store: StoreSpec, provider: StateStoreProvider, opened: ReadStateStore): Seq[Family] =
     StoreAccess.familyNames(opened).fold(store.families) { names =>
-      val found = names - StateStore.DEFAULT_COL_FAMILY_NAME
-      (found -- store.families.map(_.name)).foreach { name =>
+      val familyNames = names - StateStore.DEFAULT_COL_FAMILY_NAME
+      (familyNames -- store.families.map(_.name)).foreach { name =>
         throw new IllegalStateException(
           s"${provider.stateStoreId} has the column family '$name', which no schema file of its operator describes, so " +
             "its rows cannot be read. Nothing was changed.")
       }
-      store.families.filter(family => found(family.name))
+      store.families.filter(family => familyNames(family.name))
     }
 
   // Spark's stores read some settings from the active session instead of `conf`.

@@ -21,8 +21,8 @@ private[statestore] final class ColumnFamily private (
   def name: String = described.name
 
   /** Returns a family with the same rows, their values converted to another schema; this one is unchanged. */
-  def evolve(wanted: FamilySchema, convert: UnsafeRow => UnsafeRow, createdAtVersion: Long): ColumnFamily = {
-    val evolved = ColumnFamily.empty(wanted, createdAtVersion)
+  def evolve(newSchema: FamilySchema, convert: UnsafeRow => UnsafeRow, createdAtVersion: Long): ColumnFamily = {
+    val evolved = ColumnFamily.empty(newSchema, createdAtVersion)
     try {
       evolved.table.reserve(table.numKeys)
       table.iterator(everyValue = schema.hasLists).foreach { row =>
@@ -40,18 +40,18 @@ private[statestore] final class ColumnFamily private (
   def snapshot(): FamilySnapshot = new FamilySnapshot(this, table.snapshot())
 
   /** Adopts the schema that an operator declares now. */
-  def adopt(wanted: FamilySchema, store: String): Unit = {
-    requireFitting(wanted, store)
-    described = wanted
+  def adopt(declaredSchema: FamilySchema, store: String): Unit = {
+    requireFitting(declaredSchema, store)
+    described = declaredSchema
   }
 
   /** Fails if the rows cannot be read with the schema that an operator declares. */
-  def requireFitting(wanted: FamilySchema, store: String): Unit =
-    if (!described.isSame(wanted)) {
-      described.requireKeyOrder(wanted, store)
-      if (!described.fits(wanted)) {
+  def requireFitting(declaredSchema: FamilySchema, store: String): Unit =
+    if (!described.isSame(declaredSchema)) {
+      described.requireKeyOrder(declaredSchema, store)
+      if (!described.fits(declaredSchema)) {
         throw new UnsupportedFeatureException(
-          s"the column family $name has $described, but the query declares it with $wanted. Its rows cannot be " +
+          s"the column family $name has $described, but the query declares it with $declaredSchema. Its rows cannot be " +
             "converted: restore the former schema in the query, or use another name for the new state. Nothing was " +
             s"changed: $store")
       }

@@ -48,13 +48,13 @@ private[statestore] final class FamilySchema(
   }
 
   /** True if rows of the other schema are valid for this one: names and nullability may differ. */
-  def fits(other: FamilySchema): Boolean = hasKeysOf(other) && hasValuesOf(other)
+  def fits(schema: FamilySchema): Boolean = hasKeysOf(schema) && hasValuesOf(schema)
 
   /** True if keys of the other schema, and their numbers of values, are valid for this one. */
-  def hasKeysOf(other: FamilySchema): Boolean =
-    (spec == other.spec || encoder == other.encoder && prefixColumns == other.prefixColumns &&
-      orderingColumns == other.orderingColumns && sameTypes(keySchema, other.keySchema) && !reordersKeysOf(other)) &&
-      hasLists == other.hasLists
+  def hasKeysOf(schema: FamilySchema): Boolean =
+    (spec == schema.spec || encoder == schema.encoder && prefixColumns == schema.prefixColumns &&
+      orderingColumns == schema.orderingColumns && sameTypes(keySchema, schema.keySchema) && !reordersKeysOf(schema)) &&
+      hasLists == schema.hasLists
 
   /** Fails if an operator declares the columns of this stored key in another order: no row would be found. */
   def requireKeyOrder(declared: FamilySchema, store: String): Unit = if (reordersKeysOf(declared)) {
@@ -65,27 +65,28 @@ private[statestore] final class FamilySchema(
         s"from before. Nothing was changed: $store")
   }
 
-  private def reordersKeysOf(other: FamilySchema): Boolean = {
+  private def reordersKeysOf(schema: FamilySchema): Boolean = {
     val names = keySchema.fieldNames
-    val others = other.keySchema.fieldNames
-    names.distinct.length == names.length && !names.sameElements(others) && names.sorted.sameElements(others.sorted)
+    val otherNames = schema.keySchema.fieldNames
+    names.distinct.length == names.length && !names.sameElements(otherNames) && names.sorted.sameElements(otherNames.sorted)
   }
 
-  private def hasValuesOf(other: FamilySchema): Boolean =
-    valueSchema == other.valueSchema || sameTypes(valueSchema, other.valueSchema)
+  private def hasValuesOf(schema: FamilySchema): Boolean =
+    valueSchema == schema.valueSchema || sameTypes(valueSchema, schema.valueSchema)
 
   /** Returns this schema with another one of values. */
   def withValues(schema: StructType): FamilySchema = new FamilySchema(name, spec, schema, hasLists, isInternal)
 
   /**
-   * True if Spark's state data source declares this family as `wanted` for its option joinSide: it takes the event
+   * True if Spark's state data source declares this family as `declaredSchema` for its option joinSide: it takes the event
    * time, the last column of the keys of a join of state format 4, for a column of the join, and adds another one.
    */
-  def isJoinSide(wanted: FamilySchema): Boolean =
-    (encoder == TimestampPostfix || encoder == TimestampPrefix) && encoder == wanted.encoder &&
-      wanted.keySchema.length == keySchema.length + 1 && wanted.keySchema.last.dataType == keySchema.last.dataType &&
-      sameTypes(keySchema, StructType(wanted.keySchema.init)) && sameTypes(valueSchema, wanted.valueSchema) &&
-      hasLists == wanted.hasLists
+  def isJoinSide(declaredSchema: FamilySchema): Boolean =
+    (encoder == TimestampPostfix || encoder == TimestampPrefix) && encoder == declaredSchema.encoder &&
+      declaredSchema.keySchema.length == keySchema.length + 1 &&
+      declaredSchema.keySchema.last.dataType == keySchema.last.dataType &&
+      sameTypes(keySchema, StructType(declaredSchema.keySchema.init)) && sameTypes(valueSchema, declaredSchema.valueSchema) &&
+      hasLists == declaredSchema.hasLists
 
   /** Returns a projection of keys to those that the reader of a join side expects: the event time comes twice. */
   def joinSideKeys(): UnsafeProjection =
@@ -94,9 +95,9 @@ private[statestore] final class FamilySchema(
     })
 
   /** True if the two are equal. */
-  def isSame(other: FamilySchema): Boolean =
-    spec == other.spec && valueSchema == other.valueSchema && hasLists == other.hasLists &&
-      isInternal == other.isInternal
+  def isSame(schema: FamilySchema): Boolean =
+    spec == schema.spec && valueSchema == schema.valueSchema && hasLists == schema.hasLists &&
+      isInternal == schema.isInternal
 
   /** Returns the description of the family in metadata, see docs/format.md. */
   def describe(keys: Long, values: Long, createdAtVersion: Long): ObjectNode = {
@@ -180,9 +181,9 @@ private[statestore] object FamilySchema {
         RangeKeyScanStateEncoderSpec(keySchema, ordinals)
       case TimestampPrefix => TimestampPrefixKeys(keySchema)
       case TimestampPostfix => TimestampPostfixKeys(keySchema)
-      case other =>
+      case keyEncoder =>
         throw new UnsupportedFeatureException(
-          s"the column family ${node.path("name").asText} has keys encoded as '$other', which this release does not " +
+          s"the column family ${node.path("name").asText} has keys encoded as '$keyEncoder', which this release does not " +
             "support. Use the release of spark-statestore that wrote the checkpoint, or a newer one; nothing was changed.")
     }
     apply(

@@ -25,17 +25,17 @@ private[statestore] final class ValueEvolution(schemas: Option[StateSchemaProvid
   import ValueEvolution._
 
   /** Returns the conversion of stored values to another schema, None if there is none or none is needed. */
-  def conversion(stored: FamilySchema, wanted: FamilySchema): Option[UnsafeRow => UnsafeRow] = {
-    val (from, to) = (stored.valueSchema.asNullable, wanted.valueSchema.asNullable)
-    val isWanted = schemas.isDefined && from != to && stored.hasKeysOf(wanted)
+  def conversion(stored: FamilySchema, declaredSchema: FamilySchema): Option[UnsafeRow => UnsafeRow] = {
+    val (from, to) = (stored.valueSchema.asNullable, declaredSchema.valueSchema.asNullable)
+    val isWanted = schemas.isDefined && from != to && stored.hasKeysOf(declaredSchema)
     if (isWanted && isReadable(from, to)) Some(new Conversion(from, to)) else None
   }
 
   /** Returns the schema with the newest values that Spark has recorded for the family, else itself. */
-  def newestOf(stored: FamilySchema): FamilySchema = schemas.fold(stored) { known =>
+  def newestOf(stored: FamilySchema): FamilySchema = schemas.fold(stored) { schemaProvider =>
     // Spark's providers fail for a family that they do not know.
-    Try(known.getCurrentStateSchemaId(stored.name, isKey = false)).fold(_ => stored, id =>
-      stored.withValues(known.getSchemaMetadataValue(StateSchemaMetadataKey(stored.name, id, isKey = false)).sqlSchema))
+    Try(schemaProvider.getCurrentStateSchemaId(stored.name, isKey = false)).fold(_ => stored, id =>
+      stored.withValues(schemaProvider.getSchemaMetadataValue(StateSchemaMetadataKey(stored.name, id, isKey = false)).sqlSchema))
   }
 }
 
@@ -46,11 +46,11 @@ private[statestore] object ValueEvolution {
 
   /** Conversion of rows; returns the same row each time. */
   private final class Conversion(from: StructType, to: StructType) extends (UnsafeRow => UnsafeRow) {
-    private val written = new InMemoryStateSchemaProvider(StateSchemaMetadata(Map(
+    private val writerSchemas = new InMemoryStateSchemaProvider(StateSchemaMetadata(Map(
       StateSchemaMetadataKey(Family, SchemaId, isKey = false) ->
         StateSchemaMetadataValue(from, SchemaConverters.toAvroTypeWithDefaults(from)))))
-    private val writer = new AvroStateEncoder(noKey, from, Some(written), Family)
-    private val reader = new AvroStateEncoder(noKey, to, Some(written), Family)
+    private val writer = new AvroStateEncoder(noKey, from, Some(writerSchemas), Family)
+    private val reader = new AvroStateEncoder(noKey, to, Some(writerSchemas), Family)
 
     override def apply(value: UnsafeRow): UnsafeRow = reader.decodeValue(writer.encodeValue(value))
   }
