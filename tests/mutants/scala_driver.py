@@ -161,8 +161,8 @@ _HANDED_OVER: Final = (
     Mutant(
         "version-without-its-parent-on-the-driver",
         f"{_BACKEND}/CheckpointClient.scala",
-        "if (!driver.put(where, held)) {",
-        "if (!driver.put(where, held) && held.parentAttemptId.isEmpty) {",
+        "if (!driver.put(where, driverVersion)) {",
+        "if (!driver.put(where, driverVersion) && driverVersion.parentAttemptId.isEmpty) {",
         (f"{_CHECKPOINTS}::test_commit_without_its_parent_on_the_driver_writes_a_full_snapshot",),
         "A commit that the driver refuses is not reported to Spark as done.",
     ),

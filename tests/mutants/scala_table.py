@@ -56,7 +56,7 @@ _GIVING_WAY: Final = (
     Mutant(
         "other-objects-are-ignored",
         f"{_SHIM}/provider/MemoryPressure.scala",
-        "math.min(beside, objects.left(most))",
+        "math.min(beside, objects.bytesLeft(most))",
         "math.min(beside, most)",
         (f"{_TESTS}/test_heap_watch.py::test_state_gives_way_to_other_objects",),
         "State gives way to objects that Spark does not count.",

@@ -38,20 +38,20 @@ def test_available_heap_is_what_spark_and_others_leave(
 
 def test_other_objects_are_counted_from_their_own_collections(spark: Any) -> None:
     objects = spark._jvm.org.apache.spark.sql.statestore.provider.OtherObjects()
-    assert objects.left(1000) == 2**63 - 1
+    assert objects.bytesLeft(1000) == 2**63 - 1
     objects.collected(700, 300)
-    assert objects.left(1000) == 400
+    assert objects.bytesLeft(1000) == 400
     # The same collection, after rows were moved.
     objects.collected(700, 100)
-    assert objects.left(1000) == 400
+    assert objects.bytesLeft(1000) == 400
     # The moved pages may not be free yet.
     objects.collected(690, 100)
-    assert objects.left(1000) == 410
+    assert objects.bytesLeft(1000) == 410
     objects.collected(500, 100)
-    assert objects.left(1000) == 400
+    assert objects.bytesLeft(1000) == 400
     # No figure yet, as the JVM gives it.
     objects.collected(0, 100)
-    assert objects.left(1000) == 400
+    assert objects.bytesLeft(1000) == 400
 
 
 def test_pages_move_to_files_under_readers_of_snapshots(spark: Any) -> None:

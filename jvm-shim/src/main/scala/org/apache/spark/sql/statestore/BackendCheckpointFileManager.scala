@@ -61,8 +61,8 @@ class BackendCheckpointFileManager(path: Path, hadoopConf: Configuration) extend
   override def list(path: Path, filter: PathFilter): Array[FileStatus] = {
     val target = qualified(path)
     announceRun()
-    val found = if (target == root) batches.list() else files.list(target)
-    found.filter(status => filter.accept(status.getPath)).toArray
+    val statuses = if (target == root) batches.list() else files.list(target)
+    statuses.filter(status => filter.accept(status.getPath)).toArray
   }
 
   override def mkdirs(path: Path): Unit = files.makeDirectory(qualified(path))

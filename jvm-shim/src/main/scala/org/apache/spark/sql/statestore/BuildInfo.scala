@@ -5,12 +5,12 @@ import java.util.Properties
 /** Version information that the build wrote into this jar. */
 private[statestore] object BuildInfo {
   private val properties: Properties = {
-    val found = new Properties
+    val buildProperties = new Properties
     val stream = getClass.getResourceAsStream("/spark-statestore.properties")
     if (stream != null) {
-      try found.load(stream) finally stream.close()
+      try buildProperties.load(stream) finally stream.close()
     }
-    found
+    buildProperties
   }
 
   /** The version of the Python package that this jar belongs to. */

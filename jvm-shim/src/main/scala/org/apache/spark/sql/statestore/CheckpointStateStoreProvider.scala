@@ -123,10 +123,10 @@ class CheckpointStateStoreProvider
       loadEmpty: Boolean): StateStore = {
     val counters = new StoreCounters
     var store: CheckpointStateStore = null
-    def hold(found: LoadedState): Unit = {
+    def hold(state: LoadedState): Unit = {
       store = new CheckpointStateStore(
-        this, found, version, stateStoreCkptId, forceSnapshotOnCommit, counters)
-      found.write(store)
+        this, state, version, stateStoreCkptId, forceSnapshotOnCommit, counters)
+      state.write(store)
       writers.add(store)
     }
     if (loadEmpty) synchronized(holdLoaded(loader.empty(version), hold))
@@ -139,9 +139,9 @@ class CheckpointStateStoreProvider
       version: Long, stateStoreCkptId: Option[String], from: Option[ReplayStart]): CheckpointReadStateStore = {
     val counters = new StoreCounters
     var store: CheckpointReadStateStore = null
-    acquire(version, stateStoreCkptId, from, counters, forWriting = false, found => {
-      store = new CheckpointReadStateStore(this, found, version, stateStoreCkptId, counters)
-      found.read(store)
+    acquire(version, stateStoreCkptId, from, counters, forWriting = false, state => {
+      store = new CheckpointReadStateStore(this, state, version, stateStoreCkptId, counters)
+      state.read(store)
     })
     val opened = store
     Option(TaskContext.get()).foreach(_.addTaskCompletionListener[Unit](_ => opened.end()))
@@ -164,15 +164,15 @@ class CheckpointStateStoreProvider
       version: Long,
       stateStoreCkptId: Option[String],
       forceSnapshotOnCommit: Boolean): Option[StateStore] = {
-    val found = readStore match {
-      case mine: CheckpointReadStateStore
-        if mine.version == version && mine.checkpointId == stateStoreCkptId =>
+    val writer = readStore match {
+      case reader: CheckpointReadStateStore
+        if reader.version == version && reader.checkpointId == stateStoreCkptId =>
         awaitEarlierRuns()
         synchronized {
-          val shared = mine.sharedContent
-          if (!closed && shared.canUpgrade(mine)) {
+          val shared = reader.sharedContent
+          if (!closed && shared.canUpgrade(reader)) {
             val store = new CheckpointStateStore(
-              this, shared, version, stateStoreCkptId, forceSnapshotOnCommit, mine.counters)
+              this, shared, version, stateStoreCkptId, forceSnapshotOnCommit, reader.counters)
             shared.upgrade(store)
             writers.add(store)
             Some(store)
@@ -182,8 +182,8 @@ class CheckpointStateStoreProvider
         }
       case _ => None
     }
-    found.foreach(store => Option(TaskContext.get()).foreach(store.watch))
-    found
+    writer.foreach(store => Option(TaskContext.get()).foreach(store.watch))
+    writer
   }
 
   override def close(): Unit = synchronized {
@@ -253,30 +253,30 @@ class CheckpointStateStoreProvider
   private val committing = new ReentrantLock
 
   /** Commits the changes of the store, or hands the commit over; returns the new checkpoint id in format v2. */
-  private[statestore] def commit(store: CheckpointStateStore, of: LoadedState): Option[String] = {
+  private[statestore] def commit(store: CheckpointStateStore, state: LoadedState): Option[String] = {
     committing.lockInterruptibly()
-    try commitInTurn(store, of) finally committing.unlock()
+    try commitInTurn(store, state) finally committing.unlock()
   }
 
-  private def commitInTurn(store: CheckpointStateStore, of: LoadedState): Option[String] = {
+  private def commitInTurn(store: CheckpointStateStore, state: LoadedState): Option[String] = {
     val attemptId = StoreCommit.newAttempt()
     val newId = if (conf.enableStateStoreCheckpointIds) Some(attemptId) else None
     val commit = settled {
-      requireCurrent(store, of)
-      val isFull = maintenance.isFull(of, store.forceSnapshot)
+      requireCurrent(store, state)
+      val isFull = maintenance.isFull(state, store.forceSnapshot)
       new StoreCommit(
-        client, store.version + 1, attemptId, newId, of.newest, of.pendingSnapshot, isFull,
-        if (isFull) of.liveBytes else of.changedBytes(of.newest),
-        of.families.map(family => (family, family.snapshot())).toSeq,
-        conf.minVersionsToRetain, if (isFull) None else of.knownSince, toString)
+        client, store.version + 1, attemptId, newId, state.newest, state.pendingSnapshot, isFull,
+        if (isFull) state.liveBytes else state.changedBytes(state.newest),
+        state.families.map(family => (family, family.snapshot())).toSeq,
+        conf.minVersionsToRetain, if (isFull) None else state.knownSince, toString)
     }
     store.counters.roundTrips += 1
     val byBatch = commitsByBatch
     if (byBatch && CommitCollector.isLocal) {
-      handOver(store, of, commit)
+      handOver(store, state, commit)
     } else {
       val reply = if (byBatch) Handover.publish(commitLog, kind.run, id, commit) else commit.publish(Publication.Alone)
-      published(of, commit, addVersion(store, of, commit), reply)
+      published(state, commit, addVersion(store, state, commit), reply)
       store.counters.take(reply, commit.version)
     }
     reports.committed(commit.version)
@@ -284,49 +284,49 @@ class CheckpointStateStoreProvider
   }
 
   // The task goes on while another thread publishes. Each later use of the state waits for its end.
-  private def handOver(store: CheckpointStateStore, of: LoadedState, commit: StoreCommit): Unit = {
+  private def handOver(store: CheckpointStateStore, state: LoadedState, commit: StoreCommit): Unit = {
     lastReply.foreach { case (version, reply) => store.counters.take(reply, version) }
     if (pending != null && pending.version < commit.version && !pending.isAcknowledged && pending.failure.isEmpty) {
       throw CommitCollector.skippedBarrier(pending.version, toString)
     }
     synchronized {
-      val version = addVersion(store, of, commit)
+      val version = addVersion(store, state, commit)
       pending = new PendingCommit(
         kind.run, id, commit,
         reply => {
-          published(of, commit, version, reply)
+          published(state, commit, version, reply)
           lastReply = Some((commit.version, reply))
         },
         // The version is in memory alone.
-        () => synchronized(if (content eq of) replaceContent(null)),
-        of.leaseInBackground())
+        () => synchronized(if (content eq state) replaceContent(null)),
+        state.leaseInBackground())
     }
     CommitCollector.submit(commitLog, pending)
   }
 
-  private def addVersion(store: CheckpointStateStore, of: LoadedState, commit: StoreCommit): CommittedVersion =
+  private def addVersion(store: CheckpointStateStore, state: LoadedState, commit: StoreCommit): CommittedVersion =
     synchronized {
-      requireCurrent(store, of)
-      val version = of.committed(commit.version, commit.id)
-      if (!(content eq of) && isPreferred(of)) {
-        replaceContent(of)
-        of.keep()
+      requireCurrent(store, state)
+      val version = state.committed(commit.version, commit.id)
+      if (!(content eq state) && isPreferred(state)) {
+        replaceContent(state)
+        state.keep()
       }
       version
     }
 
   // Of several attempts at a version, the next batch starts from the one that Spark accepts: with ids the first one that it is
   // told of, without them the last one published.
-  private def isPreferred(of: LoadedState): Boolean =
-    content == null || !conf.enableStateStoreCheckpointIds || content.newest.version < of.newest.version
+  private def isPreferred(state: LoadedState): Boolean =
+    content == null || !conf.enableStateStoreCheckpointIds || content.newest.version < state.newest.version
 
   private def published(
-      of: LoadedState, commit: StoreCommit, version: CommittedVersion, reply: CommitReply): Unit = {
+      state: LoadedState, commit: StoreCommit, version: CommittedVersion, reply: CommitReply): Unit = {
     val due = synchronized {
       // The snapshot was used by this commit, or is now too old to be.
-      if (commit.base.exists(sent => of.pendingSnapshot.exists(_ eq sent))) of.pendingSnapshot = None
-      of.published(version, reply.stored)
-      maintenance.isDueInBackground(of)
+      if (commit.base.exists(sent => state.pendingSnapshot.exists(_ eq sent))) state.pendingSnapshot = None
+      state.published(version, reply.stored)
+      maintenance.isDueInBackground(state)
     }
     reports.snapshot(reply.stored.baseVersion)
     if (due) Background.submit(() => maintenance.takeSnapshot(tick = false))
@@ -346,40 +346,40 @@ class CheckpointStateStoreProvider
     result.get
   }
 
-  private[statestore] def abort(store: CheckpointStateStore, of: LoadedState): Unit = synchronized {
+  private[statestore] def abort(store: CheckpointStateStore, state: LoadedState): Unit = synchronized {
     writers.remove(store)
-    if (of.isWriter(store)) {
-      try of.rollback() catch {
+    if (state.isWriter(store)) {
+      try state.rollback() catch {
         case e: Throwable =>
           // What is in memory is unknown.
-          if (content eq of) replaceContent(null)
+          if (content eq state) replaceContent(null)
           throw e
       } finally {
-        of.release(store)
+        state.release(store)
       }
     }
   }
 
-  private[statestore] def release(of: LoadedState, holder: AnyRef): Unit = synchronized {
+  private[statestore] def release(state: LoadedState, holder: AnyRef): Unit = synchronized {
     writers.remove(holder)
-    of.release(holder)
+    state.release(holder)
   }
 
   /**
    * Drops the version of a task that failed after its commit: another attempt may commit the same version.
    * In format v2 ids distinguish the two; in v1 the next task must load the version from storage.
    */
-  private[statestore] def invalidate(of: LoadedState, version: Long): Unit = synchronized {
+  private[statestore] def invalidate(state: LoadedState, version: Long): Unit = synchronized {
     // The next store that is opened returns to an earlier version: a pending commit may still read the log.
-    if (!conf.enableStateStoreCheckpointIds) of.useUntil(version)
+    if (!conf.enableStateStoreCheckpointIds) state.useUntil(version)
   }
 
-  private[statestore] def measure(of: LoadedState, counters: StoreCounters, version: Long): StateStoreMetrics = {
-    HeapWatch.record(this, of.numKeys)
-    val stored = synchronized(of.newestStored)
-    val custom = StoreMetrics.of(counters, of.numKeys, stored, version, client.backend, StoreMetrics.isFirst(operator, version))
+  private[statestore] def measure(state: LoadedState, counters: StoreCounters, version: Long): StateStoreMetrics = {
+    HeapWatch.record(this, state.numKeys)
+    val stored = synchronized(state.newestStored)
+    val custom = StoreMetrics.values(counters, state.numKeys, stored, version, client.backend, StoreMetrics.isFirst(operator, version))
     // Without Spark's metric of each partition's last snapshot, of which each task would send a map.
-    StateStoreMetrics(of.numKeys, of.memoryBytes, custom)
+    StateStoreMetrics(state.numKeys, state.memoryBytes, custom)
   }
 
   private lazy val commitLog: String = StoreLocation.commitLog(id)
@@ -412,7 +412,7 @@ class CheckpointStateStoreProvider
     if (options.rebalances) StoreKind.opened(kind)
     if (forWriting) awaitEarlierRuns()
     val loads = loader
-    val found = settled {
+    val isInMemory = settled {
       requireNotClosed()
       // Spark has committed their version.
       writers.removeIf(_.version < version)
@@ -431,7 +431,7 @@ class CheckpointStateStoreProvider
       }
       usable
     }
-    if (!found) {
+    if (!isInMemory) {
       val loaded = if (version == 0) loads.empty(0L) else loads.load(version, ckptId, from, counters, earlier)
       synchronized {
         if (earlier.exists(_ eq loaded) && loaded.compactIfWanted()) counters.compactions += 1
@@ -470,8 +470,8 @@ class CheckpointStateStoreProvider
     content = by
   }
 
-  private def requireCurrent(store: CheckpointStateStore, of: LoadedState): Unit =
-    if (closed || store.isKilled || !writers.contains(store) || !of.isWriter(store)) {
+  private def requireCurrent(store: CheckpointStateStore, state: LoadedState): Unit =
+    if (closed || store.isKilled || !writers.contains(store) || !state.isWriter(store)) {
       throw EndedStoreException.notCommitted(store.version, toString)
     }
 

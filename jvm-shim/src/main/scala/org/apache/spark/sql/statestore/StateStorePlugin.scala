@@ -42,9 +42,9 @@ class StateStorePlugin extends SparkPlugin {
 
     override def receive(message: Any): AnyRef = message match {
       case request: DriverMessage => request.answer(DriverCheckpoints.ofApplication()).asInstanceOf[AnyRef]
-      case of: StoreMessage => of.answer().asInstanceOf[AnyRef]
-      case other => throw new IllegalArgumentException(
-        s"the state store's plugin received an unexpected message of ${other.getClass.getName}")
+      case request: StoreMessage => request.answer().asInstanceOf[AnyRef]
+      case _ => throw new IllegalArgumentException(
+        s"the state store's plugin received an unexpected message of ${message.getClass.getName}")
     }
 
     override def shutdown(): Unit = {

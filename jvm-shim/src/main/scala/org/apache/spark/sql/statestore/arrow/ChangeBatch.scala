@@ -119,7 +119,7 @@ private[statestore] object ChangeBatch {
       sum + 16 + math.max(size, ZstdCompression.compressBound(size.toInt).toLong)
     }
     val packed = allocator.buffer(most)
-    var done = false
+    var isComplete = false
     try {
       val from = body.nioBuffer(0L, body.writerIndex().toInt)
       val to = packed.nioBuffer(0L, most.toInt).order(ByteOrder.LITTLE_ENDIAN)
@@ -152,19 +152,19 @@ private[statestore] object ChangeBatch {
         packed.writerIndex(at.toLong)
         val batch =
           new ChangeBatch(rows, nulls, packed, slices(packed, offsets, lengths), ZstdCompression.bodyCompression)
-        done = true
+        isComplete = true
         Some(batch)
       } else {
         None
       }
     } finally {
-      if (!done) packed.close()
+      if (!isComplete) packed.close()
     }
   }
 
-  private def slices(of: ArrowBuf, starts: Array[Long], sizes: Array[Long]): util.List[ArrowBuf] = {
+  private def slices(buffer: ArrowBuf, starts: Array[Long], sizes: Array[Long]): util.List[ArrowBuf] = {
     val list = new util.ArrayList[ArrowBuf](starts.length)
-    starts.indices.foreach(i => list.add(of.slice(starts(i), sizes(i))))
+    starts.indices.foreach(i => list.add(buffer.slice(starts(i), sizes(i))))
     list
   }
 

@@ -58,13 +58,13 @@ private[statestore] final class LoadedChanges(
     reader.setDaemon(true)
     reader.start()
     try {
-      var read = full.take()
-      while (!read.isLast) {
-        take(read.message)
-        empty.add(read.message)
-        read = full.take()
+      var entry = full.take()
+      while (!entry.isLast) {
+        take(entry.message)
+        empty.add(entry.message)
+        entry = full.take()
       }
-      if (read.failure != null) throw read.failure
+      if (entry.failure != null) throw entry.failure
     } finally {
       reader.interrupt()
       joinAll(reader)
@@ -87,11 +87,11 @@ private[statestore] final class LoadedChanges(
     }
 
   private def next(source: MessageSource, message: StoredMessage): Boolean = {
-    val found = source.next(message)
-    if (found && message.columnFamily < targets.length) {
+    val hasMessage = source.next(message)
+    if (hasMessage && message.columnFamily < targets.length) {
       message.columns.hashKeys(targets(message.columnFamily).keyHash)
     }
-    found
+    hasMessage
   }
 
   private def take(message: StoredMessage): Unit = {

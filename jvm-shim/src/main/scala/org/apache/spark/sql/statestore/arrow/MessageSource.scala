@@ -79,31 +79,31 @@ private[statestore] final class FileMessages(streams: JsonNode) extends MessageS
     val size = try Files.size(pathOf(stream)) catch {
       case e: IOException => throw new UnreadableChangesException(e.toString, e)
     }
-    var left = size - start - HeaderBytes
+    var remainingBytes = size - start - HeaderBytes
     stream.path("parts").forEach { part =>
       val bytes = part.path(1).asLong
-      if (bytes < 0 || bytes > left) {
+      if (bytes < 0 || bytes > remainingBytes) {
         throw new UnreadableChangesException(
           s"${stream.path("path")} is shorter than its messages, of which one has $bytes bytes")
       }
-      left -= bytes
+      remainingBytes -= bytes
     }
   }
 
   override def next(into: StoredMessage): Boolean =
     try {
-      var found = false
-      while (!found && index < streams.size) {
+      var hasMessage = false
+      while (!hasMessage && index < streams.size) {
         if (channel == null) {
           index += 1
           if (index < streams.size) open()
         } else if (part == parts.size) {
           finish()
         } else {
-          found = read(into)
+          hasMessage = read(into)
         }
       }
-      found
+      hasMessage
     } catch {
       case e: ClosedByInterruptException => throw e
       case e: BackendException => throw e

@@ -11,8 +11,8 @@ import org.apache.spark.sql.statestore.backend.Frames
 import org.apache.spark.unsafe.Platform
 
 /** Stored changes that the JVM cannot decode; the backend then decodes them, or reports the cause. */
-private[statestore] final class UnreadableChangesException(what: String, cause: Throwable = null)
-  extends BackendException("Protocol", s"changes of the backend cannot be decoded: $what", cause)
+private[statestore] final class UnreadableChangesException(problem: String, cause: Throwable = null)
+  extends BackendException("Protocol", s"changes of the backend cannot be decoded: $problem", cause)
 
 /**
  * Decoder of one Arrow record batch of changes, whose memory is reused for the next one.
@@ -171,26 +171,26 @@ private[statestore] final class StoredMessage extends Closeable {
     if (sizes(i) < bytes) throw malformed(s"buffer ${needed(i)} has ${sizes(i)} bytes, $bytes are needed")
 
   // Width of a row in a buffer without offsets; the rows must fill the buffer.
-  private def requireWidth(i: Int, rows: Long, what: String): Int = {
+  private def requireWidth(i: Int, rows: Long, column: String): Int = {
     if (rows == 0 || sizes(i) == 0 || sizes(i) % rows != 0) {
-      throw malformed(s"${sizes(i)} bytes of $rows rows that have a $what of the same length each")
+      throw malformed(s"${sizes(i)} bytes of $rows rows that have a $column of the same length each")
     }
     (sizes(i) / rows).toInt
   }
 
   // Offsets must be ascending and end within the buffer.
-  private def requireOffsets(i: Int, bytes: Long, what: String): Unit = {
+  private def requireOffsets(i: Int, bytes: Long, column: String): Unit = {
     val offsets = addresses(i)
     var last = Platform.getInt(null, offsets)
-    if (last < 0) throw malformed(s"$what of row 0")
+    if (last < 0) throw malformed(s"$column of row 0")
     var row = 1
     while (row <= columns.rows) {
       val next = Platform.getInt(null, offsets + 4L * row)
-      if (next < last) throw malformed(s"$what of row ${row - 1}")
+      if (next < last) throw malformed(s"$column of row ${row - 1}")
       last = next
       row += 1
     }
-    if (last > bytes) throw malformed(s"the last $what ends at $last of $bytes bytes")
+    if (last > bytes) throw malformed(s"the last $column ends at $last of $bytes bytes")
   }
 
   private def recordBatch(length: Long): RecordBatch = {
@@ -220,6 +220,6 @@ private[statestore] object StoredMessage {
 
   private def align(bytes: Long): Long = (bytes + 7) & ~7L
 
-  private def malformed(what: String, cause: Throwable = null): UnreadableChangesException =
-    new UnreadableChangesException(what, cause)
+  private def malformed(problem: String, cause: Throwable = null): UnreadableChangesException =
+    new UnreadableChangesException(problem, cause)
 }

@@ -189,11 +189,11 @@ private[statestore] final class Backend private (python: String) extends Logging
         watch.remove(connection)
         connection.close()
         throw e match {
-          case known: BackendException => known
+          case error: BackendException => error
           case killed: ClosedByInterruptException => killed
           case e: java.io.IOException =>
             new BackendConnectionException(s"cannot connect to the state store backend ${to.pid}", e)
-          case other => other
+          case error => error
         }
     }
   }

@@ -218,13 +218,13 @@ private[statestore] object BackendProcess extends Logging {
   }
 
   private def privateDirectory(): Path = {
-    val mine = PosixFilePermissions.asFileAttribute(PosixFilePermissions.fromString("rwx------"))
-    val preferred = Files.createTempDirectory("spark-statestore-", mine)
+    val ownerOnly = PosixFilePermissions.asFileAttribute(PosixFilePermissions.fromString("rwx------"))
+    val preferred = Files.createTempDirectory("spark-statestore-", ownerOnly)
     if (preferred.resolve("socket").toString.length <= LongestSocketPath) {
       preferred
     } else {
       delete(preferred)
-      Files.createTempDirectory(java.nio.file.Paths.get("/tmp"), "spark-statestore-", mine)
+      Files.createTempDirectory(java.nio.file.Paths.get("/tmp"), "spark-statestore-", ownerOnly)
     }
   }
 

@@ -295,12 +295,12 @@ private[statestore] final class CheckpointClient(
   }
 
   // The version is committed only once the driver has it.
-  private def handOver(driver: DriverCheckpointStore, reply: CommitReply, held: DriverVersion): CommitReply = {
+  private def handOver(driver: DriverCheckpointStore, reply: CommitReply, driverVersion: DriverVersion): CommitReply = {
     val start = System.nanoTime()
-    if (!driver.put(where, held)) {
+    if (!driver.put(where, driverVersion)) {
       throw new BackendException("StateLostError",
-        s"version ${held.version} of $where changes version ${held.version - 1}, attempt " +
-          s"${held.parentAttemptId.getOrElse("")}, which the driver does not keep: it was discarded, or the " +
+        s"version ${driverVersion.version} of $where changes version ${driverVersion.version - 1}, attempt " +
+          s"${driverVersion.parentAttemptId.getOrElse("")}, which the driver does not keep: it was discarded, or the " +
           "application that kept it has ended. The version is not committed.")
     }
     val cost = reply.cost
@@ -392,8 +392,8 @@ private[statestore] object CheckpointClient extends Logging {
   }
 
   private def texts(reply: JsonNode, field: String): Seq[String] = {
-    val found = reply.path(field)
-    Seq.tabulate(found.size)(found.get(_).asText)
+    val elements = reply.path(field)
+    Seq.tabulate(elements.size)(elements.get(_).asText)
   }
 
   private def putTexts(request: ObjectNode, field: String, texts: Iterable[String]): Unit = {

@@ -98,7 +98,7 @@ private[statestore] final class CommitReply(
  */
 private[statestore] final class LoadedVersion(
     val stored: StoredVersion, val bytesRead: Long, val usedCopy: Boolean,
-    val wanted: Option[(LocalCopyPlace, Seq[TableSnapshot])])
+    val copyRequest: Option[(LocalCopyPlace, Seq[TableSnapshot])])
 
 /** The content of the tables before the streams of a load are applied to them. */
 private[statestore] sealed trait LoadStart

@@ -75,8 +75,8 @@ private[statestore] final class FileClient(val backend: Backend, options: Backen
   /** Removes files of a directory, by name; those that do not exist are skipped. */
   def deleteFiles(directory: Path, names: Iterable[String]): Unit = {
     val request = newRequest("deleteFiles", directory)
-    val found = request.putArray("names")
-    names.foreach(found.add)
+    val array = request.putArray("names")
+    names.foreach(array.add)
     uninterrupted(ask(request))
   }
 
@@ -131,8 +131,8 @@ private object FileClient {
   private val Unusable = Set("StorageURLError", "MissingDriverError", "Start")
 
   private def entries(answer: JsonNode, pathOf: String => Path): Seq[FileStatus] = {
-    val found = answer.path("entries")
-    Seq.tabulate(found.size)(found.get).map { entry =>
+    val nodes = answer.path("entries")
+    Seq.tabulate(nodes.size)(nodes.get).map { entry =>
       new FileStatus(
         entry.path("size").asLong, entry.path("isDirectory").asBoolean, 1, 0L, entry.path("modified").asLong,
         pathOf(entry.path("name").asText))

@@ -56,36 +56,36 @@ private[backend] final class VersionLoad(
   }
 
   private def load(): LoadedVersion = {
-    val (found, handle) = client.backend.exchange(timeout) { connection =>
+    val (answer, handle) = client.backend.exchange(timeout) { connection =>
       connection.send(Frames.Control, CheckpointClient.mapper.writeValueAsBytes(request))
       objects.foreach(connection.sendNow(Frames.Object, _))
       connection.end()
-      val found = Backend.answer(connection)
-      val files = if (found.has("files")) new FileMessages(found.path("files")) else null
+      val answer = Backend.answer(connection)
+      val files = if (answer.has("files")) new FileMessages(answer.path("files")) else null
       if (files != null) files.requireThere()
-      begin(found, if (files != null) files.bytes else math.min(found.path("bytesRead").asLong, MostUnseenRows))
+      begin(answer, if (files != null) files.bytes else math.min(answer.path("bytesRead").asLong, MostUnseenRows))
       val handle = Backend.receive(connection, Frames.Handle)
       if (files != null) Backend.expectEnd(connection)
-      else changes(found).load(new ReceivedMessages(connection, Backend.unexpected), isLarge = true)
-      (found, handle)
+      else changes(answer).load(new ReceivedMessages(connection, Backend.unexpected), isLarge = true)
+      (answer, handle)
     }
-    if (found.has("files")) {
-      val files = new FileMessages(found.path("files"))
-      try changes(found).load(files, files.bytes >= LargeBytes) finally files.close()
+    if (answer.has("files")) {
+      val files = new FileMessages(answer.path("files"))
+      try changes(answer).load(files, files.bytes >= LargeBytes) finally files.close()
     }
-    try tables.indices.foreach(i => requireRows(found.path("columnFamilies").get(i), tables(i))) catch {
+    try tables.indices.foreach(i => requireRows(answer.path("columnFamilies").get(i), tables(i))) catch {
       case e: BackendException if request.has("raw") => throw new UnreadableChangesException(e.getMessage, e)
     }
-    val wanted = LocalCopyPlace.of(found, "wantedCopy").map((_, base))
-    new LoadedVersion(client.storedVersion(found, handle), found.path("bytesRead").asLong, copy.isDefined, wanted)
+    val copyRequest = LocalCopyPlace.of(answer, "wantedCopy").map((_, base))
+    new LoadedVersion(client.storedVersion(answer, handle), answer.path("bytesRead").asLong, copy.isDefined, copyRequest)
   }
 
   // The row counts of damaged metadata must not allocate memory: bounded by the bytes; the index grows on demand.
-  private def begin(found: JsonNode, mostRows: Long): Unit = {
-    copy = LocalCopyPlace.of(found, "localCopy")
-    val described = found.path("columnFamilies")
+  private def begin(answer: JsonNode, mostRows: Long): Unit = {
+    copy = LocalCopyPlace.of(answer, "localCopy")
+    val described = answer.path("columnFamilies")
     val families = Seq.tabulate(described.size)(described.get)
-    val start = if (found.path("isLater").asBoolean) LoadStart.InMemory else LoadStart.Nothing
+    val start = if (answer.path("isLater").asBoolean) LoadStart.InMemory else LoadStart.Nothing
     tables = copy.fold(tablesOf(families, start))(openCopy(families, _))
     tables.indices.foreach(i => tables(i).reserve(math.min(families(i).path("rows").asLong, mostRows)))
   }
@@ -100,9 +100,9 @@ private[backend] final class VersionLoad(
         throw new UnusableCopyException(place.path, e.isInstanceOf[DamagedCopyException], e)
     }
 
-  private def changes(found: JsonNode): LoadedChanges = {
+  private def changes(answer: JsonNode): LoadedChanges = {
     val takeBase = () => base = tables.map(_.snapshot())
-    new LoadedChanges(tables, found.path("newestFirst").asBoolean, if (found.has("wantedCopy")) takeBase else null)
+    new LoadedChanges(tables, answer.path("newestFirst").asBoolean, if (answer.has("wantedCopy")) takeBase else null)
   }
 
   // Checksums verify the bytes; this verifies the decoded rows.

@@ -85,8 +85,8 @@ private[statestore] object BackendOptions {
   def spelling(name: String): Option[String] = BuildInfo.options.find(_.equalsIgnoreCase(name.replace("_", "")))
 
   /** Returns a value without its password, for logs and messages. */
-  def withoutPassword(value: String): String = Credentials.findFirstMatchIn(value).fold(value) { found =>
-    Option(found.group(1)).getOrElse("") + "...@" + value.drop(found.end)
+  def withoutPassword(value: String): String = Credentials.findFirstMatchIn(value).fold(value) { credentials =>
+    Option(credentials.group(1)).getOrElse("") + "...@" + value.drop(credentials.end)
   }
 
   private def bytes(value: String): Option[Long] = value match {

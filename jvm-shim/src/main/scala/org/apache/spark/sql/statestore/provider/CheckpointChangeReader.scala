@@ -43,11 +43,11 @@ private[statestore] final class CheckpointChangeReader(
     while (!rows.hasNext && upcoming <= endVersion) {
       val number = (upcoming - startVersion).toInt
       val stored = lineage.columnFamilies(number)
-      val written = if (stored.isNull) schema else FamilySchema.read(stored)
-      val convert = conversionOf(written)
+      val versionSchema = if (stored.isNull) schema else FamilySchema.read(stored)
+      val convert = conversionOf(versionSchema)
       rows = client.changes(
         upcoming, lineage.attempts(number), endId.isDefined, family,
-        () => new Changes(written, convert, upcoming - 1)).rows
+        () => new Changes(versionSchema, convert, upcoming - 1)).rows
       upcoming += 1
     }
     if (rows.hasNext) {
@@ -59,11 +59,11 @@ private[statestore] final class CheckpointChangeReader(
   }
 
   // The values of a version have the schema of its commit.
-  private def conversionOf(written: FamilySchema): UnsafeRow => UnsafeRow =
-    evolution.conversion(written, schema).map(convert => convert(_: UnsafeRow).copy()).getOrElse {
-      if (!schema.fits(written)) {
+  private def conversionOf(versionSchema: FamilySchema): UnsafeRow => UnsafeRow =
+    evolution.conversion(versionSchema, schema).map(convert => convert(_: UnsafeRow).copy()).getOrElse {
+      if (!schema.fits(versionSchema)) {
         throw new UnsupportedFeatureException(
-          s"the column family $family has $written in version $upcoming, but $schema is read. Read the changes before " +
+          s"the column family $family has $versionSchema in version $upcoming, but $schema is read. Read the changes before " +
             s"and after it separately: operator ${id.operatorId}, partition ${id.partitionId} at " +
             id.checkpointRootLocation)
       }
@@ -82,26 +82,26 @@ private[statestore] object CheckpointChangeReader {
   /** Sink that copies changes into rows, each with the id of its batch. */
   private final class Changes(
       schema: FamilySchema, convert: UnsafeRow => UnsafeRow, batchId: Long) extends ChangeSink {
-    private val found = mutable.ArrayBuffer.empty[Change]
+    private val changes = mutable.ArrayBuffer.empty[Change]
 
-    def rows: Iterator[Change] = found.iterator
+    def rows: Iterator[Change] = changes.iterator
 
     override def hasLists: Boolean = schema.hasLists
 
     override def put(
         keyBase: Object, keyOffset: Long, keyLength: Int,
         valueBase: Object, valueOffset: Long, valueLength: Int): Unit =
-      found += ((RecordType.PUT_RECORD, key(keyBase, keyOffset, keyLength),
+      changes += ((RecordType.PUT_RECORD, key(keyBase, keyOffset, keyLength),
         value(valueBase, valueOffset, valueLength), batchId))
 
     override def merge(
         keyBase: Object, keyOffset: Long, keyLength: Int,
         valueBase: Object, valueOffset: Long, valueLength: Int): Unit =
-      found += ((RecordType.MERGE_RECORD, key(keyBase, keyOffset, keyLength),
+      changes += ((RecordType.MERGE_RECORD, key(keyBase, keyOffset, keyLength),
         value(valueBase, valueOffset, valueLength), batchId))
 
     override def remove(keyBase: Object, keyOffset: Long, keyLength: Int): Unit =
-      found += ((RecordType.DELETE_RECORD, key(keyBase, keyOffset, keyLength), null, batchId))
+      changes += ((RecordType.DELETE_RECORD, key(keyBase, keyOffset, keyLength), null, batchId))
 
     private def key(base: Object, offset: Long, length: Int): UnsafeRow =
       row(schema.keySchema.length, base, offset, length)

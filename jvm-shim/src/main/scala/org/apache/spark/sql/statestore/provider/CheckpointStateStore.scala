@@ -45,7 +45,7 @@ private[statestore] sealed abstract class LoadedStateReader(
     try {
       val table = reading("get", colFamilyName)
       val value = table.get(key, rowOf(table))
-      written()
+      releaseWrites()
       value
     } finally {
       lease.exit(pinned)
@@ -120,7 +120,7 @@ private[statestore] sealed abstract class LoadedStateReader(
   override def toString: String = s"version $version of $provider"
 
   /** Makes the schema of a column family known. */
-  protected def register(wanted: FamilySchema): Unit
+  protected def register(declaredSchema: FamilySchema): Unit
 
   /** Fails unless the store is open. */
   protected def requireOpen(): Unit
@@ -155,15 +155,15 @@ private[statestore] sealed abstract class LoadedStateReader(
   }
 
   private def rowOf(table: StateTable): RowView = {
-    val known = latest
-    if (known != null && (known.table eq table)) known.row else findRow(table)
+    val entry = latest
+    if (entry != null && (entry.table eq table)) entry.row else findRow(table)
   }
 
   private def findRow(table: StateTable): RowView = {
     val entry = rows.find(_.table eq table).getOrElse {
-      val made = new TableRow(table, table.newRow())
-      rows ::= made
-      made
+      val tableRow = new TableRow(table, table.newRow())
+      rows ::= tableRow
+      tableRow
     }
     latest = entry
     entry.row
@@ -171,7 +171,7 @@ private[statestore] sealed abstract class LoadedStateReader(
 
   protected def visibility(): Unit = writes.getAcquire()
 
-  protected def written(): Unit = writes.setRelease(1L)
+  protected def releaseWrites(): Unit = writes.setRelease(1L)
 
   /** Returns the table of a column family with several values per key. */
   protected def lists(operation: String, colFamilyName: String): StateTable = {
@@ -266,10 +266,10 @@ private[statestore] final class CheckpointReadStateStore(
     }
   }
 
-  override protected def register(wanted: FamilySchema): Unit = {
-    val present = content.family(wanted.name)
-    if (present != null && present.schema.isJoinSide(wanted)) joinSides.add(wanted.name)
-    else provider.declared.registerForReading(content, version, wanted).foreach(converted.put(wanted.name, _))
+  override protected def register(declaredSchema: FamilySchema): Unit = {
+    val present = content.family(declaredSchema.name)
+    if (present != null && present.schema.isJoinSide(declaredSchema)) joinSides.add(declaredSchema.name)
+    else provider.declared.registerForReading(content, version, declaredSchema).foreach(converted.put(declaredSchema.name, _))
   }
 
   override protected def reading(operation: String, colFamilyName: String): StateTable = {
@@ -340,14 +340,14 @@ private[statestore] final class CheckpointStateStore(
     requireValue(value)
     val pinned = enter()
     try reading("put", colFamilyName).put(key, value) finally lease.exit(pinned)
-    written()
+    releaseWrites()
   }
 
   override def remove(key: UnsafeRow, colFamilyName: String): Unit = {
     requireKey(key)
     val pinned = enter()
     try reading("remove", colFamilyName).remove(key) finally lease.exit(pinned)
-    written()
+    releaseWrites()
   }
 
   override def putList(key: UnsafeRow, values: Array[UnsafeRow], colFamilyName: String): Unit = {
@@ -359,7 +359,7 @@ private[statestore] final class CheckpointStateStore(
       if (values.isEmpty) table.remove(key) else table.put(key, values(0))
       values.iterator.drop(1).foreach(table.merge(key, _))
     }
-    written()
+    releaseWrites()
   }
 
   override def merge(key: UnsafeRow, value: UnsafeRow, colFamilyName: String): Unit = {
@@ -367,7 +367,7 @@ private[statestore] final class CheckpointStateStore(
     requireValue(value)
     val pinned = enter()
     try lists("merge", colFamilyName).merge(key, value) finally lease.exit(pinned)
-    written()
+    releaseWrites()
   }
 
   override def mergeList(key: UnsafeRow, values: Array[UnsafeRow], colFamilyName: String): Unit = {
@@ -377,7 +377,7 @@ private[statestore] final class CheckpointStateStore(
       val table = lists("mergeList", colFamilyName)
       values.foreach(table.merge(key, _))
     }
-    written()
+    releaseWrites()
   }
 
   override def deleteRange(beginKey: UnsafeRow, endKey: UnsafeRow, colFamilyName: String): Unit = {
@@ -389,7 +389,7 @@ private[statestore] final class CheckpointStateStore(
       case _: RangeKeyScanStateEncoderSpec => leased(table.removeRange(beginKey, endKey))
       case _ => throw StateStoreErrors.unsupportedOperationException("deleteRange", provider.toString)
     }
-    written()
+    releaseWrites()
   }
 
   override def createColFamilyIfAbsent(
@@ -402,7 +402,7 @@ private[statestore] final class CheckpointStateStore(
     visibility()
     leased(provider.declared.create(content, version + 1, FamilySchema(
       colFamilyName, keyStateEncoderSpec, valueSchema, useMultipleValuesPerKey, isInternal)))
-    written()
+    releaseWrites()
   }
 
   override def removeColFamilyIfExists(colFamilyName: String): Boolean = {
@@ -411,11 +411,11 @@ private[statestore] final class CheckpointStateStore(
     FamilyNames.requireFree("remove_col_family", colFamilyName, isInternal = false)
     visibility()
     val removed = provider.declared.remove(content, colFamilyName)
-    written()
+    releaseWrites()
     removed
   }
 
-  override protected def register(wanted: FamilySchema): Unit = provider.declared.register(content, version + 1, wanted)
+  override protected def register(declaredSchema: FamilySchema): Unit = provider.declared.register(content, version + 1, declaredSchema)
 
   override def commit(): Long = {
     if (state != Updating) throw Errors.outOfOrder(ended)

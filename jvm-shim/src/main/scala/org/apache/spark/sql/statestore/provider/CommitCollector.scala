@@ -53,15 +53,15 @@ private[statestore] object CommitCollector {
    */
   def announce(log: String, query: String, run: String): Unit = {
     val isNew = runs.synchronized {
-      val known = runs.get(log)
-      val isNew = known == null || known.id != run
+      val current = runs.get(log)
+      val isNew = current == null || current.id != run
       if (isNew) {
-        if (known != null) leave(log, known)
+        if (current != null) leave(log, current)
         runs.put(log, new Run(run, query))
       }
       isNew
     }
-    if (isNew) endUnless(known => known.id == run || RunningQuery.isActive(known.query, known.id))
+    if (isNew) endUnless(candidate => candidate.id == run || RunningQuery.isActive(candidate.query, candidate.id))
   }
 
   /** Forgets a run that has ended. */
@@ -104,8 +104,8 @@ private[statestore] object CommitCollector {
    * session with classes of its own, knows no runs.
    */
   def hasBarrier(log: String, run: String): Boolean = runs.synchronized {
-    val known = runs.get(log)
-    known != null && known.id == run
+    val current = runs.get(log)
+    current != null && current.id == run
   }
 
   /** True if the commits of a run's tasks are published before its commit log gets their batch. */
@@ -194,9 +194,9 @@ private[statestore] object CommitCollector {
   // Sends all commits that wait for others.
   private def flush(): Unit = {
     val waiting = queues.synchronized {
-      val found = queues.values.asScala.toList
+      val queueList = queues.values.asScala.toList
       queues.clear()
-      found
+      queueList
     }
     waiting.foreach(queue => execute(() => sendTogether(queue.commits.toSeq)))
   }

@@ -24,44 +24,44 @@ private[statestore] final class DeclaredFamilies(provider: CheckpointStateStoreP
   def find(name: String): ColumnFamily = registered.get(name)
 
   /** Creates a column family, or adopts its new schema. */
-  def create(of: LoadedState, createdAtVersion: Long, wanted: FamilySchema): Unit = {
-    val present = of.family(wanted.name)
-    if (present == null) provider.synchronized(of.create(wanted, createdAtVersion))
-    else adopt(of, present, createdAtVersion, wanted)
+  def create(state: LoadedState, createdAtVersion: Long, declaredSchema: FamilySchema): Unit = {
+    val present = state.family(declaredSchema.name)
+    if (present == null) provider.synchronized(state.create(declaredSchema, createdAtVersion))
+    else adopt(state, present, createdAtVersion, declaredSchema)
   }
 
-  private def adopt(of: LoadedState, present: ColumnFamily, createdAtVersion: Long, wanted: FamilySchema): Unit =
-    evolution.conversion(present.schema, wanted) match {
+  private def adopt(state: LoadedState, present: ColumnFamily, createdAtVersion: Long, declaredSchema: FamilySchema): Unit =
+    evolution.conversion(present.schema, declaredSchema) match {
       case Some(convert) =>
-        val evolved = present.evolve(wanted, convert, createdAtVersion)
-        logInfo(s"converted ${evolved.table.numValues} values of the column family ${wanted.name} from " +
-          s"${present.schema.valueSchema.sql} to ${wanted.valueSchema.sql}: $provider")
-        provider.synchronized(of.replace(evolved))
-      case None => provider.synchronized(present.adopt(wanted, provider.toString))
+        val evolved = present.evolve(declaredSchema, convert, createdAtVersion)
+        logInfo(s"converted ${evolved.table.numValues} values of the column family ${declaredSchema.name} from " +
+          s"${present.schema.valueSchema.sql} to ${declaredSchema.valueSchema.sql}: $provider")
+        provider.synchronized(state.replace(evolved))
+      case None => provider.synchronized(present.adopt(declaredSchema, provider.toString))
     }
 
   /** Removes a column family with its rows; false if there is none. */
-  def remove(of: LoadedState, name: String): Boolean = provider.synchronized(of.remove(name))
+  def remove(state: LoadedState, name: String): Boolean = provider.synchronized(state.remove(name))
 
   /** Makes a column family known to a writer and the next readers of its provider. */
-  def register(of: LoadedState, createdAtVersion: Long, wanted: FamilySchema): Unit = {
-    val present = of.family(wanted.name)
-    if (present == null) registered.put(wanted.name, ColumnFamily.empty(wanted, 0L))
-    else adopt(of, present, createdAtVersion, wanted)
+  def register(state: LoadedState, createdAtVersion: Long, declaredSchema: FamilySchema): Unit = {
+    val present = state.family(declaredSchema.name)
+    if (present == null) registered.put(declaredSchema.name, ColumnFamily.empty(declaredSchema, 0L))
+    else adopt(state, present, createdAtVersion, declaredSchema)
   }
 
   /**
    * Makes a column family known to the readers of a provider; returns it if its rows must be converted for this one.
    * Several readers may share the state, which is unchanged.
    */
-  def registerForReading(of: LoadedState, version: Long, wanted: FamilySchema): Option[ColumnFamily] = {
-    val present = of.family(wanted.name)
+  def registerForReading(state: LoadedState, version: Long, declaredSchema: FamilySchema): Option[ColumnFamily] = {
+    val present = state.family(declaredSchema.name)
     if (present == null) {
-      registered.put(wanted.name, ColumnFamily.empty(wanted, 0L))
+      registered.put(declaredSchema.name, ColumnFamily.empty(declaredSchema, 0L))
       None
     } else {
-      val converted = evolution.conversion(present.schema, wanted).map(present.evolve(wanted, _, version))
-      if (converted.isEmpty) present.requireFitting(wanted, provider.toString)
+      val converted = evolution.conversion(present.schema, declaredSchema).map(present.evolve(declaredSchema, _, version))
+      if (converted.isEmpty) present.requireFitting(declaredSchema, provider.toString)
       converted
     }
   }

@@ -44,10 +44,10 @@ private[statestore] object Handover {
     reply
   }
 
-  private def ask(driver: PluginContext, what: String, message: AnyRef): Boolean =
+  private def ask(driver: PluginContext, subject: String, message: AnyRef): Boolean =
     try driver.ask(message).asInstanceOf[Boolean] catch {
       case NonFatal(e) =>
-        throw new BackendException("DriverConnection", s"$what is not committed: the driver did not answer this executor: " +
+        throw new BackendException("DriverConnection", s"$subject is not committed: the driver did not answer this executor: " +
           s"${Errors.clause(e)}. Nothing is lost: Spark runs the task again. Check the network between the two, and that both have " +
           "the same version of this package's jar.", e)
     }

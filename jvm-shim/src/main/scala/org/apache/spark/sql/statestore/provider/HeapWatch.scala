@@ -47,8 +47,8 @@ private[statestore] final class HeapWatch {
   }
 
   private def warning(used: Long, heap: Long, state: StateUse): String = {
-    val (what, setting) = if (state.isOnDriver) ("the driver", "spark.driver.memory") else ("this executor", "spark.executor.memory")
-    s"the heap of $what is ${100 * used / heap} % full after garbage collection (${mib(used)} of ${mib(heap)} MiB), and the state " +
+    val (process, setting) = if (state.isOnDriver) ("the driver", "spark.driver.memory") else ("this executor", "spark.executor.memory")
+    s"the heap of $process is ${100 * used / heap} % full after garbage collection (${mib(used)} of ${mib(heap)} MiB), and the state " +
       s"of streaming queries takes ${mib(state.heapBytes)} MiB of it (stores: ${state.stores}, with ${state.rows} rows at their last commits), and " +
       s"${mib(state.mappedBytes)} MiB of mapped files. Of the heap, ${mib(state.heapLimit)} MiB are left for state at present. Rows beyond are " +
       "moved to files in spark.local.dir, unless that has no space or a running task uses them, and the index of the rows stays: " +
@@ -116,9 +116,9 @@ private[statestore] object HeapWatch extends Logging {
     stores.synchronized(stores.asScala.toSeq).sortBy(_._2.nanos).map(_._1)
 
   private def use: StateUse = {
-    val known = stores.synchronized(stores.values.asScala.map(_.rows).sum)
+    val rows = stores.synchronized(stores.values.asScala.map(_.rows).sum)
     StateUse(
-      TableMemory.heapBytes, TableMemory.heapLimit, TableMemory.mappedBytes, known, StoreMetrics.openStores, CommitCollector.isLocal)
+      TableMemory.heapBytes, TableMemory.heapLimit, TableMemory.mappedBytes, rows, StoreMetrics.openStores, CommitCollector.isLocal)
   }
 
   private def mib(bytes: Long): Long = bytes >> 20

@@ -20,8 +20,8 @@ private[statestore] final class CommittedVersion(
 
   /** Returns the tail of a family's log, the start of the log if the family was created later. */
   def tailOf(family: ColumnFamily): Long = {
-    val known = families.find(_.family eq family)
-    if (known.isDefined) known.get.content.tail else Log.FirstOffset
+    val snapshot = families.find(_.family eq family)
+    if (snapshot.isDefined) snapshot.get.content.tail else Log.FirstOffset
   }
 }
 
@@ -83,8 +83,8 @@ private[statestore] final class LoadedState(
 
   /** Returns the column family of a name, null if there is none. */
   def family(name: String): ColumnFamily = {
-    val known = latest
-    if (known != null && (known.name eq name)) known.family else lookUp(name)
+    val entry = latest
+    if (entry != null && (entry.name eq name)) entry.family else lookUp(name)
   }
 
   def families: Iterable[ColumnFamily] = byName.values.asScala
@@ -253,11 +253,11 @@ private[statestore] final class LoadedState(
   }
 
   /** Records the handle of a version that was added. */
-  def published(of: CommittedVersion, stored: StoredVersion): Unit = {
-    of.stored = Some(stored)
+  def published(committedVersion: CommittedVersion, stored: StoredVersion): Unit = {
+    committedVersion.stored = Some(stored)
     slices.keep(stored)
     pendingSnapshot = pendingSnapshot.filter(_.version > stored.baseVersion)
-    if (stored.baseVersion == of.version) snapshotOnCommit = false
+    if (stored.baseVersion == committedVersion.version) snapshotOnCommit = false
   }
 
   /** The handle of the newest version that is durable. */
@@ -314,7 +314,7 @@ private[statestore] final class LoadedState(
     }
   }
 
-  private def keepVersions(kept: List[CommittedVersion]): Unit = freeingUnused { versions = kept }
+  private def keepVersions(list: List[CommittedVersion]): Unit = freeingUnused { versions = list }
 
   // Frees the families that are in no version after `body`.
   private def freeingUnused(body: => Unit): Unit = {

@@ -39,8 +39,8 @@ private[statestore] object LocalCopies extends Logging {
       if (begin() && makeRoom(place, families, maxBytes)) LocalCopyFile.write(place.path, place.streamId, families)
     } catch {
       case NonFatal(e) =>
-        val what = s"the local copy ${place.path} could not be written; a restart then loads this state from the checkpoint"
-        if (hasWarned.compareAndSet(false, true)) logWarning(what, e) else logDebug(what, e)
+        val message = s"the local copy ${place.path} could not be written; a restart then loads this state from the checkpoint"
+        if (hasWarned.compareAndSet(false, true)) logWarning(message, e) else logDebug(message, e)
     } finally {
       end()
     }
@@ -55,11 +55,11 @@ private[statestore] object LocalCopies extends Logging {
     val needed = families.iterator.map(2 * _.content.liveBytes + LeastBytes).sum
     val fits = needed <= maxBytes && directory.getUsableSpace - needed > math.max(LeastSpace, directory.getTotalSpace / 10)
     if (fits) {
-      val others = filesIn(directory.getParentFile).flatMap(filesIn).filter(_.isFile)
-      var total = others.iterator.map(_.length).sum
-      others.sortBy(_.lastModified).iterator.takeWhile(_ => total + needed > maxBytes).foreach { other =>
-        val size = other.length
-        if (other.delete()) total -= size
+      val files = filesIn(directory.getParentFile).flatMap(filesIn).filter(_.isFile)
+      var total = files.iterator.map(_.length).sum
+      files.sortBy(_.lastModified).iterator.takeWhile(_ => total + needed > maxBytes).foreach { file =>
+        val size = file.length
+        if (file.delete()) total -= size
       }
     }
     fits

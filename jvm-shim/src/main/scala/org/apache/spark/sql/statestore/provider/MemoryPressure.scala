@@ -72,7 +72,7 @@ private[statestore] object MemoryPressure extends Logging {
       val beside = availableBeside(manager.onHeapExecutionMemoryUsed + manager.onHeapStorageMemoryUsed, heap)
       old.map(_.getCollectionUsage).foreach(usage => objects.collected(usage.getUsed, TableMemory.heapBytes))
       val most = old.map(_.getUsage.getMax).filter(_ > 0L).getOrElse(heap)
-      val now = math.max(heap / LeastPart, math.min(beside, objects.left(most)))
+      val now = math.max(heap / LeastPart, math.min(beside, objects.bytesLeft(most)))
       // What Spark uses for a moment is not worth a move.
       TableMemory.limitToAvailable(math.max(before, now))
       before = now
@@ -100,9 +100,9 @@ private[statestore] object MemoryPressure extends Logging {
   private def requireSpace(): Boolean =
     TableMemory.hasSpace || (throw new java.io.IOException("less than 256 MiB are left"))
 
-  private def warn(what: String, e: Throwable): Unit = if (!hasWarned) {
+  private def warn(problem: String, e: Throwable): Unit = if (!hasWarned) {
     hasWarned = true
-    logWarning(s"$what; this is logged once", e)
+    logWarning(s"$problem; this is logged once", e)
   }
 }
 
@@ -122,7 +122,7 @@ private[statestore] final class OtherObjects {
   }
 
   /** Returns the bytes that are left for state if it must keep the heap from being nearly full. */
-  def left(most: Long): Long = if (states.isEmpty) Long.MaxValue else most / 100 * MostUsed - (last - states.max)
+  def bytesLeft(most: Long): Long = if (states.isEmpty) Long.MaxValue else most / 100 * MostUsed - (last - states.max)
 }
 
 private object OtherObjects {

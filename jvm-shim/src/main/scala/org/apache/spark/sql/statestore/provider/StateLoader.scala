@@ -38,8 +38,8 @@ private[statestore] final class StateLoader(
     var families = Seq.empty[ColumnFamily]
     var inMemory = earlier
     try {
-      val known = earlier.map(state => (state.newest.version, state.newest.stored.get.attemptId))
-      val found = client.load(version, ckptId, from, known, (columnFamilies, start) => if (start == LoadStart.InMemory) {
+      val earlierId = earlier.map(state => (state.newest.version, state.newest.stored.get.attemptId))
+      val loadedVersion = client.load(version, ckptId, from, earlierId, (columnFamilies, start) => if (start == LoadStart.InMemory) {
         tablesInMemory(inMemory, columnFamilies)
       } else {
         inMemory.foreach(_.drop())
@@ -60,10 +60,10 @@ private[statestore] final class StateLoader(
         families.map(_.table)
       })
       counters.roundTrips += 1
-      counters.loadBytes += found.bytesRead
-      if (found.usedCopy) counters.localCopies += 1
+      counters.loadBytes += loadedVersion.bytesRead
+      if (loadedVersion.usedCopy) counters.localCopies += 1
       // Any other start has dropped it.
-      inMemory.fold(loaded(version, ckptId, families, found, counters))(_.advance(version, ckptId, found.stored))
+      inMemory.fold(loaded(version, ckptId, families, loadedVersion, counters))(_.advance(version, ckptId, loadedVersion.stored))
     } catch {
       case e: Throwable =>
         inMemory.foreach(_.drop())
@@ -76,18 +76,18 @@ private[statestore] final class StateLoader(
   private def tablesInMemory(earlier: Option[LoadedState], described: Seq[JsonNode]): Seq[StateTable] = {
     val state = earlier.getOrElse(throw new UnreadableChangesException("the earlier version is not in memory any more"))
     state.rollback()
-    val wanted = described.map(family => (family.path("name").asText, family.path("createdAtVersion").asLong))
-    if (wanted.toSet != state.families.map(family => (family.name, family.createdAtVersion)).toSet) {
+    val familyKeys = described.map(family => (family.path("name").asText, family.path("createdAtVersion").asLong))
+    if (familyKeys.toSet != state.families.map(family => (family.name, family.createdAtVersion)).toSet) {
       throw new UnreadableChangesException("column families were created or removed since the version in memory")
     }
-    wanted.map { case (name, _) => state.family(name).table }
+    familyKeys.map { case (name, _) => state.family(name).table }
   }
 
   private def loaded(
-      version: Long, ckptId: Option[String], families: Seq[ColumnFamily], found: LoadedVersion, counters: StoreCounters)
+      version: Long, ckptId: Option[String], families: Seq[ColumnFamily], loadedVersion: LoadedVersion, counters: StoreCounters)
       : LoadedState = {
     var replaced = Seq.empty[TableMemory]
-    val copied = found.wanted.map { case (place, base) =>
+    val copied = loadedVersion.copyRequest.map { case (place, base) =>
       (place, families.zip(base).map { case (family, content) => new FamilySnapshot(family, content).copied })
     }
     families.foreach { family =>
@@ -98,7 +98,7 @@ private[statestore] final class StateLoader(
         counters.compactions += 1
       }
     }
-    val loaded = new LoadedState(version, ckptId, families, Some(found.stored), versionsInMemory)
+    val loaded = new LoadedState(version, ckptId, families, Some(loadedVersion.stored), versionsInMemory)
     // A copy reads the tables as they were before a compaction.
     def free(): Unit = replaced.foreach(_.close())
     copied.fold(free()) { case (place, content) =>

@@ -34,15 +34,15 @@ private[statestore] final case class StoreKind(
 
 private[statestore] object StoreKind extends Logging {
   // Those that the driver knows, by run, operator and name.
-  private val known = ConcurrentHashMap.newKeySet[(String, Long, String)]
+  private val kindsOnDriver = ConcurrentHashMap.newKeySet[(String, Long, String)]
   private final val MostKnown = 10000
 
   /** Has the driver know the stores of an executor, once for each kind: it can then have another executor load one. */
   def opened(kind: StoreKind): Unit =
-    if (kind.run.nonEmpty && !known.contains((kind.run, kind.operator, kind.name))) {
+    if (kind.run.nonEmpty && !kindsOnDriver.contains((kind.run, kind.operator, kind.name))) {
       DriverConnection.find().filter(_.executorID != SparkContext.DRIVER_IDENTIFIER).foreach { driver =>
-        if (known.size > MostKnown) known.clear()
-        known.add((kind.run, kind.operator, kind.name))
+        if (kindsOnDriver.size > MostKnown) kindsOnDriver.clear()
+        kindsOnDriver.add((kind.run, kind.operator, kind.name))
         try driver.send(StoresOpened(kind)) catch {
           case NonFatal(e) => logDebug(s"the driver does not know the stores of operator ${kind.operator}", e)
         }

@@ -20,7 +20,7 @@ private[statestore] object StoreLocation {
   /** Name of the directory of Spark's log of offsets. */
   final val OffsetLog = "offsets"
 
-  def of(id: StateStoreId, options: BackendOptions, hadoopConf: Configuration): String = {
+  def rootOf(id: StateStoreId, options: BackendOptions, hadoopConf: Configuration): String = {
     val sparks = id.storeCheckpointLocation()
     val elsewhere = options.checkpointsDir.isDefined || options.isMemory
     // The state data source counts partitions by these directories.
@@ -38,7 +38,7 @@ private[statestore] object StoreLocation {
       minDeltasForSnapshot: Int): ObjectNode = {
     val store = CheckpointClient.mapper.createObjectNode()
     store.put("instance", instance)
-    store.put("root", of(id, options, hadoopConf))
+    store.put("root", rootOf(id, options, hadoopConf))
     store.put("operator", id.operatorId)
     store.put("partition", id.partitionId)
     store.put("name", id.storeName)
@@ -87,12 +87,12 @@ private[statestore] object StoreLocation {
           s"the option checkpointsDir stores state by the id of its query, but $file, where Spark writes " +
             s"that id, does not exist: ${Errors.clause(e)}. Point the query at its own checkpointLocation.")
     }
-    val found = CheckpointClient.mapper.readTree(text).path("id").asText
+    val queryId = CheckpointClient.mapper.readTree(text).path("id").asText
     // It becomes a part of a path.
-    if (!found.matches("[0-9A-Za-z-]{1,64}")) {
+    if (!queryId.matches("[0-9A-Za-z-]{1,64}")) {
       throw new IllegalStateException(
         s"$file does not contain the id of a query: it is damaged. Restore it from a backup; nothing was changed.")
     }
-    found.replace("-", "")
+    queryId.replace("-", "")
   }
 }

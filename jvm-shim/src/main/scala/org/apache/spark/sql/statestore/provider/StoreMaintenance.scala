@@ -34,28 +34,28 @@ private[statestore] final class StoreMaintenance(
   def cleanUp(): Unit = quietly("a cleanup")(exclusive.synchronized(discardOld()))
 
   /** True if a commit writes everything; to be called under the provider's lock. */
-  def isFull(of: LoadedState, forced: Boolean): Boolean = {
-    val state = of.liveBytes
-    forced || state <= of.changedBytes(of.newest) || of.newest.stored.forall { stored =>
-      state <= stored.plan.fullUpTo || of.snapshotOnCommit && state <= stored.plan.inlineUpTo
+  def isFull(state: LoadedState, forced: Boolean): Boolean = {
+    val liveBytes = state.liveBytes
+    forced || liveBytes <= state.changedBytes(state.newest) || state.newest.stored.forall { stored =>
+      liveBytes <= stored.plan.fullUpTo || state.snapshotOnCommit && liveBytes <= stored.plan.inlineUpTo
     }
   }
 
   /** True if a snapshot or run is to be uploaded; to be called under the provider's lock. */
-  def isDueInBackground(of: LoadedState): Boolean = uploadOf(of, tick = false).isDefined
+  def isDueInBackground(state: LoadedState): Boolean = uploadOf(state, tick = false).isDefined
 
   // What the backend planned for the newest version, if it is in storage and no upload is in progress or waits for a commit.
-  private def planOf(of: LoadedState): Option[SnapshotPlan] =
-    if (of.isUsable && of.snapshotInProgress.isEmpty && of.pendingSnapshot.isEmpty) of.newest.stored.map(_.plan) else None
+  private def planOf(state: LoadedState): Option[SnapshotPlan] =
+    if (state.isUsable && state.snapshotInProgress.isEmpty && state.pendingSnapshot.isEmpty) state.newest.stored.map(_.plan) else None
 
   // The version since which the changes are to be uploaded, 0 for a full snapshot. A run may be planned of changes that are
   // not known any more since a compaction.
-  private def uploadOf(of: LoadedState, tick: Boolean): Option[Long] =
-    planOf(of).filter(of.liveBytes > _.inlineUpTo).map(plan => if (tick) plan.uploadAtTick else plan.upload)
-      .filter(since => since == 0L || since > 0L && of.knows(since))
+  private def uploadOf(state: LoadedState, tick: Boolean): Option[Long] =
+    planOf(state).filter(state.liveBytes > _.inlineUpTo).map(plan => if (tick) plan.uploadAtTick else plan.upload)
+      .filter(since => since == 0L || since > 0L && state.knows(since))
 
   private def uploadSnapshot(tick: Boolean): Unit = {
-    var of: LoadedState = null
+    var state: LoadedState = null
     var version: CommittedVersion = null
     var since = 0L
     var changes = Seq.empty[FamilyChanges]
@@ -65,40 +65,40 @@ private[statestore] final class StoreMaintenance(
       if (content != null) {
         if (tick && planOf(content).exists(content.liveBytes <= _.fullUpToAtTick)) content.snapshotOnCommit = true
         uploadOf(content, tick).foreach { upload =>
-          of = content
+          state = content
           endLease = content.leaseInBackground()
-          version = of.newest
+          version = state.newest
           since = upload
-          changes = if (since == 0L) version.families.map(FamilyChanges.whole) else of.changesSince(since)
-          of.snapshotInProgress = Some(version.version)
+          changes = if (since == 0L) version.families.map(FamilyChanges.whole) else state.changesSince(since)
+          state.snapshotInProgress = Some(version.version)
         }
       }
     }
-    if (of != null) {
+    if (state != null) {
       try exclusive.synchronized {
         val base = client.uploadSnapshot(version.version, if (since == 0L) None else Some(since), changes)
         // The version is still valid: `rewind` refuses to go behind a snapshot in progress.
-        provider.synchronized { of.pendingSnapshot = Some(base) }
-        base.localCopy.foreach(copy(_, of, version))
+        provider.synchronized { state.pendingSnapshot = Some(base) }
+        base.localCopy.foreach(copy(_, state, version))
       } finally {
         endLease()
-        provider.synchronized { of.snapshotInProgress = None }
+        provider.synchronized { state.snapshotInProgress = None }
       }
     }
   }
 
   // Writes a local copy later, unless the version is rolled back before. While it is written, `rewind` refuses to go behind it.
-  private def copy(place: LocalCopyPlace, of: LoadedState, version: CommittedVersion): Unit = {
-    val rewinds = of.rewinds
-    val endLease = of.leaseInBackground()
+  private def copy(place: LocalCopyPlace, state: LoadedState, version: CommittedVersion): Unit = {
+    val rewinds = state.rewinds
+    val endLease = state.leaseInBackground()
     def begin(): Boolean = provider.synchronized {
-      val isValid = of.rewinds == rewinds
-      if (isValid) of.copyInProgress = Some(version.version)
+      val isValid = state.rewinds == rewinds
+      if (isValid) state.copyInProgress = Some(version.version)
       isValid
     }
     def end(): Unit = {
       endLease()
-      provider.synchronized { of.copyInProgress = None }
+      provider.synchronized { state.copyInProgress = None }
     }
     LocalCopies.write(place, version.families.map(_.copied), options.localRecoveryMaxBytes, () => begin(), () => end())
   }
@@ -133,8 +133,8 @@ private[statestore] final class StoreMaintenance(
     logInfo(s"discarded $deleted objects of versions before $horizon of $provider")
   }
 
-  private def quietly(what: String)(body: => Unit): Unit =
+  private def quietly(activity: String)(body: => Unit): Unit =
     try body catch {
-      case NonFatal(e) => logWarning(s"$what in the background failed and will be retried: $provider", e)
+      case NonFatal(e) => logWarning(s"$activity in the background failed and will be retried: $provider", e)
     }
 }

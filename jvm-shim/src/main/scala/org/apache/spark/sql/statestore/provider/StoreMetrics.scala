@@ -59,7 +59,7 @@ private[statestore] object StoreMetrics {
    * @param stored  its newest version that is durable
    * @param first   whether it reports the figures of its executor, too
    */
-  def of(
+  def values(
       counters: StoreCounters, rows: Long, stored: Option[StoredVersion], version: Long, backend: Backend,
       first: Boolean): Map[StateStoreCustomMetric, Long] = {
     val cost = counters.cost

@@ -27,7 +27,7 @@ private[statestore] final class CoordinatorReports(id: StateStoreId, runId: Stri
     if (conf.commitValidationEnabled && runId.nonEmpty && CommitReportsRule.areWanted) {
       try coordinator().foreach(_.reportStateStoreCommit(providerId, version, id.storeName)) catch {
         case NonFatal(e) =>
-          known = null
+          lastCoordinator = null
           // A sink that demands the report fails the batch.
           logWarning(s"could not report the commit of version $version of $id", e)
       }
@@ -48,21 +48,21 @@ private[statestore] final class CoordinatorReports(id: StateStoreId, runId: Stri
 }
 
 private object CoordinatorReports {
-  private final class Known(val env: SparkEnv, val ref: StateStoreCoordinatorRef)
+  private final class ApplicationCoordinator(val env: SparkEnv, val ref: StateStoreCoordinatorRef)
 
-  @volatile private var known: Known = _
+  @volatile private var lastCoordinator: ApplicationCoordinator = _
 
   /**
    * Returns the coordinator of the running application. In local mode another application may follow in the
    * same JVM, with another environment.
    */
   private def coordinator(): Option[StateStoreCoordinatorRef] = Option(SparkEnv.get).map { env =>
-    val last = known
+    val last = lastCoordinator
     if (last != null && (last.env eq env)) {
       last.ref
     } else {
       val ref = StateStoreCoordinatorRef.forExecutor(env)
-      known = new Known(env, ref)
+      lastCoordinator = new ApplicationCoordinator(env, ref)
       ref
     }
   }
