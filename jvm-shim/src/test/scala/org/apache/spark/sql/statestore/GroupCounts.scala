@@ -28,13 +28,13 @@ object GroupCounts {
       .toDF("k", "n")
 
   private val update: (String, Iterator[Event], GroupState[Long]) => Iterator[(String, Long)] =
-    (key, found, state) => {
+    (key, events, state) => {
       val before = state.getOption.getOrElse(0L)
       if (state.hasTimedOut) {
         state.remove()
         Iterator((key, -before))
       } else {
-        val times = found.map(_._2).toSeq
+        val times = events.map(_._2).toSeq
         state.update(before + times.size)
         state.setTimeoutTimestamp(math.max(times.max * 1000, state.getCurrentWatermarkMs()) + 600000)
         Iterator((key, before + times.size))

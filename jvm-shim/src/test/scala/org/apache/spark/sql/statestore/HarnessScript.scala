@@ -38,7 +38,7 @@ private[statestore] final class HarnessScript(harness: ProviderHarness) {
   def run(script: String): String = {
     val results = mapper.createArrayNode()
     mapper.readTree(script).forEach { operation =>
-      one(operation) match {
+      execute(operation) match {
         case () => results.addNull()
         case result => results.add(mapper.valueToTree[JsonNode](result))
       }
@@ -47,7 +47,7 @@ private[statestore] final class HarnessScript(harness: ProviderHarness) {
   }
 
   // JSON, or something that goes into it.
-  private def one(operation: JsonNode): Any = {
+  private def execute(operation: JsonNode): Any = {
     val number = operation.get(1).asInt
     operation.get(0).asText match {
       case "open" =>
@@ -97,15 +97,15 @@ private[statestore] final class HarnessScript(harness: ProviderHarness) {
         harness.record(family, new HarnessFamily(operation.get(3)))
         null
       case "create" | "register" =>
-        val wanted = new HarnessFamily(operation.get(3))
+        val newFamily = new HarnessFamily(operation.get(3))
         if (name == "create") {
           writing(number).createColFamilyIfAbsent(
-            family, wanted.keySchema, wanted.valueSchema, wanted.spec, wanted.multiple, wanted.internal)
+            family, newFamily.keySchema, newFamily.valueSchema, newFamily.spec, newFamily.multiple, newFamily.internal)
         } else {
           newest(number).registerColFamily(
-            family, wanted.keySchema, wanted.valueSchema, wanted.spec, wanted.multiple, wanted.internal)
+            family, newFamily.keySchema, newFamily.valueSchema, newFamily.spec, newFamily.multiple, newFamily.internal)
         }
-        harness.families.put(family, wanted)
+        harness.families.put(family, newFamily)
         null
       case "changes" => changes(family, operation.get(3).asLong, operation.get(4).asLong)
       case "removeFamily" => writing(number).removeColFamilyIfExists(family)
@@ -123,9 +123,9 @@ private[statestore] final class HarnessScript(harness: ProviderHarness) {
         values.json(row)
       case "exists" => newest(number).keyExists(key, family)
       case "multiGet" =>
-        val found = mapper.createArrayNode()
-        newest(number).multiGet(keys.rows(operation.get(3)), family).foreach(row => found.add(values.json(row)))
-        found
+        val array = mapper.createArrayNode()
+        newest(number).multiGet(keys.rows(operation.get(3)), family).foreach(row => array.add(values.json(row)))
+        array
       case "scan" =>
         val iterator = scan(reading(number), family, operation.get(3).asText, operation)
         try next(iterator, Int.MaxValue, _ => ()) finally iterator.close()
@@ -139,17 +139,17 @@ private[statestore] final class HarnessScript(harness: ProviderHarness) {
   private def changes(family: String, startVersion: Long, endVersion: Long): JsonNode = {
     val reader = Newest.replay(harness.provider)
       .getStateStoreChangeDataReader(startVersion, endVersion, Some(family), None)
-    val found = mapper.createArrayNode()
+    val array = mapper.createArrayNode()
     try {
       reader.foreach { case (kind, key, value, batchId) =>
-        found.addArray().add(batchId).add(RecordType.getRecordTypeAsString(kind))
+        array.addArray().add(batchId).add(RecordType.getRecordTypeAsString(kind))
           .add(declared(family).keys.json(key))
           .add(if (value == null) null else declared(family).values.json(value))
       }
     } finally {
       reader.closeIfNeeded()
     }
-    found
+    array
   }
 
   private def scan(
@@ -159,8 +159,8 @@ private[statestore] final class HarnessScript(harness: ProviderHarness) {
     def prefix: UnsafeRow = rows.prefixes.row(operation.get(4))
     def bound(i: Int): Option[UnsafeRow] =
       Option(operation.get(i)).filterNot(_.isNull).map(rows.keys.row(_).copy())
-    def pairs(found: StateStoreIterator[UnsafeRowPair]) =
-      new HarnessIterator(family, rows, found, null, () => found.close())
+    def pairs(pairIterator: StateStoreIterator[UnsafeRowPair]) =
+      new HarnessIterator(family, rows, pairIterator, null, () => pairIterator.close())
     kind match {
       case "all" => pairs(store.iterator(family))
       case "allValues" => pairs(newest.iteratorWithMultiValues(family))
@@ -169,36 +169,36 @@ private[statestore] final class HarnessScript(harness: ProviderHarness) {
       case "range" => pairs(newest.rangeScan(bound(4), bound(5), family))
       case "rangeValues" => pairs(newest.rangeScanWithMultiValues(bound(4), bound(5), family))
       case "values" =>
-        val found = store.valuesIterator(rows.keys.row(operation.get(4)), family)
-        new HarnessIterator(family, rows, null, found, () => ())
+        val valueIterator = store.valuesIterator(rows.keys.row(operation.get(4)), family)
+        new HarnessIterator(family, rows, null, valueIterator, () => ())
       case "multiGet" =>
-        val found = newest.multiGet(rows.keys.rows(operation.get(4)), family)
-        new HarnessIterator(family, rows, null, found, () => ())
+        val valueIterator = newest.multiGet(rows.keys.rows(operation.get(4)), family)
+        new HarnessIterator(family, rows, null, valueIterator, () => ())
       case "reusable" =>
-        val found = Newest.reusableIterator(store, family)
-        new HarnessIterator(family, rows, found, null, () => found.close())
+        val pairIterator = Newest.reusableIterator(store, family)
+        new HarnessIterator(family, rows, pairIterator, null, () => pairIterator.close())
     }
   }
 
   private def next(iterator: HarnessIterator, limit: Int, between: UnsafeRowPair => Unit): ArrayNode = {
-    val found = mapper.createArrayNode()
-    while (found.size < limit && iterator.hasNext) found.add(iterator.next(between))
-    found
+    val array = mapper.createArrayNode()
+    while (array.size < limit && iterator.hasNext) array.add(iterator.next(between))
+    array
   }
 
   /** Read as Spark's StateStoreSuite does, which puts copies into the pair; then take even those out of it. */
   private def nextOverwritten(iterator: HarnessIterator, limit: Int): ArrayNode = {
-    var read: UnsafeRowPair = null
-    val found = mapper.createArrayNode()
-    while (found.size < limit && iterator.hasNext && iterator.hasNext) {
-      if (read != null) read.withRows(null, null)
-      found.add(iterator.next { pair =>
+    var lastPair: UnsafeRowPair = null
+    val array = mapper.createArrayNode()
+    while (array.size < limit && iterator.hasNext && iterator.hasNext) {
+      if (lastPair != null) lastPair.withRows(null, null)
+      array.add(iterator.next { pair =>
         pair.withRows(pair.key.copy(), pair.value.copy())
-        read = pair
+        lastPair = pair
         iterator.hasNext
       })
     }
-    found
+    array
   }
 
   private def metrics(store: StateStore): JsonNode = {

@@ -4,12 +4,12 @@ import java.util.concurrent.atomic.AtomicLong
 
 /** Class that a damaged checkpoint names; counts its instances. */
 class Planted {
-  Planted.made.incrementAndGet()
+  Planted.instances.incrementAndGet()
 }
 
 /** The number of instances, for tests in Python. */
 object Planted {
-  val made = new AtomicLong
+  val instances = new AtomicLong
 
-  def count: Long = made.get
+  def count: Long = instances.get
 }

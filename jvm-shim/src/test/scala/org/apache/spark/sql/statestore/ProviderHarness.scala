@@ -74,16 +74,16 @@ class ProviderHarness(
     } catch {
       case error: Throwable =>
         val kind = error match {
-          case known: SparkThrowable if known.getCondition != null => known.getCondition
+          case throwable: SparkThrowable if throwable.getCondition != null => throwable.getCondition
           case _ => error.getClass.getSimpleName
         }
         RowCodec.mapper.writeValueAsString(Array(kind, String.valueOf(error.getMessage)))
     }
 
   /** Upgrades another harness's read store, as Spark may do with another operator's. */
-  def upgradeFrom(owner: ProviderHarness, read: Int, store: Int, version: Long, id: String): Unit =
+  def upgradeFrom(owner: ProviderHarness, readStoreId: Int, store: Int, version: Long, id: String): Unit =
     stores.put(store, Newest.provider(provider).upgradeReadStoreToWriteStore(
-      owner.stores.get(read), version, Option(id), forceSnapshotOnCommit = false))
+      owner.stores.get(readStoreId), version, Option(id), forceSnapshotOnCommit = false))
 
   /** Sets a task context for this thread, until `endTask`. */
   def beginTask(): Unit = {
@@ -116,7 +116,7 @@ class ProviderHarness(
   /** Aborts the stores that neither committed nor aborted, and releases the others. */
   def endStores(): Unit = stores.values.forEach {
     case store: StateStore => if (!store.hasCommitted) scala.util.Try(store.abort())
-    case read => scala.util.Try(Newest.reading(read).release())
+    case readStore => scala.util.Try(Newest.reading(readStore).release())
   }
 
   /** Runs maintenance after what the last commits began in the background, as an upload that is due already. */

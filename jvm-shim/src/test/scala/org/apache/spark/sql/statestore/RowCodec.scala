@@ -32,9 +32,9 @@ final class RowCodec private (schema: StructType) {
   private val scratch = ThreadLocal.withInitial(() => new Scratch)
 
   def row(values: JsonNode): UnsafeRow = {
-    val mine = scratch.get
-    val row = mine.put(internal(values))
-    if ((row.hashCode & 1) == 0) row else shift(row, mine)
+    val buffer = scratch.get
+    val row = buffer.put(internal(values))
+    if ((row.hashCode & 1) == 0) row else shift(row, buffer)
   }
 
   def rows(many: JsonNode): Array[UnsafeRow] =
@@ -61,14 +61,14 @@ final class RowCodec private (schema: StructType) {
     })
   }
 
-  private def shift(row: UnsafeRow, mine: Scratch): UnsafeRow = {
+  private def shift(row: UnsafeRow, buffer: Scratch): UnsafeRow = {
     val size = row.getSizeInBytes
-    if (mine.bytes.length < size + 2 * Margin) mine.bytes = new Array[Byte](size + 2 * Margin)
-    java.util.Arrays.fill(mine.bytes, 0, size + 2 * Margin, 0xAB.toByte)
+    if (buffer.bytes.length < size + 2 * Margin) buffer.bytes = new Array[Byte](size + 2 * Margin)
+    java.util.Arrays.fill(buffer.bytes, 0, size + 2 * Margin, 0xAB.toByte)
     val start = Platform.BYTE_ARRAY_OFFSET + Margin
-    Platform.copyMemory(row.getBaseObject, row.getBaseOffset, mine.bytes, start, size)
-    mine.shifted.pointTo(mine.bytes, start, size)
-    mine.shifted
+    Platform.copyMemory(row.getBaseObject, row.getBaseOffset, buffer.bytes, start, size)
+    buffer.shifted.pointTo(buffer.bytes, start, size)
+    buffer.shifted
   }
 }
 
@@ -95,7 +95,7 @@ object RowCodec {
     case StringType =>
       val text = row.getUTF8String(i).toString
       if (text.length > 100 && text.forall(_ == 'z')) values.add(text.length) else values.add(text)
-    case other => throw new IllegalArgumentException(s"the harness has no rows with $other")
+    case _ => throw new IllegalArgumentException(s"the harness has no rows with $dataType")
   }
 
   private def value(node: JsonNode, dataType: DataType): Any = dataType match {
@@ -110,6 +110,6 @@ object RowCodec {
     case BinaryType => HexFormat.of.parseHex(node.asText)
     case StringType if node.isNumber => UTF8String.fromString("z" * node.asInt)
     case StringType => UTF8String.fromString(node.asText)
-    case other => throw new IllegalArgumentException(s"the harness has no rows with $other")
+    case _ => throw new IllegalArgumentException(s"the harness has no rows with $dataType")
   }
 }

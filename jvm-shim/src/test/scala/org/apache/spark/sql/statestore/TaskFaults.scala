@@ -14,7 +14,7 @@ import org.apache.spark.TaskContext
  */
 object TaskFaults {
   private val Row = 3
-  private val seen = new ConcurrentHashMap[Long, Int]
+  private val rowsByTask = new ConcurrentHashMap[Long, Int]
 
   /**
    * Counts a row, and at the third injects the faults of this batch, as in `0=raise+after,3=twice`: the
@@ -30,7 +30,7 @@ object TaskFaults {
    */
   def strike(directory: String, faults: String): String = {
     val context = TaskContext.get()
-    if (context != null && seen.merge(context.taskAttemptId(), 1, Integer.sum(_, _)) == Row) {
+    if (context != null && rowsByTask.merge(context.taskAttemptId(), 1, Integer.sum(_, _)) == Row) {
       val batch = context.getLocalProperty("streaming.sql.batchId")
       faults.split(',').map(_.split('=')).filter(_(0) == batch).flatMap(_(1).split('+')).find { fault =>
         inject(fault, Path.of(directory, s"$batch-$fault-${context.partitionId()}"), context)
@@ -49,14 +49,14 @@ object TaskFaults {
         Thread.sleep(60000)
       case "lose" if first => await(place.resolveSibling("lost"))
       case "twice" =>
-        val other = place.resolveSibling(s"${place.getFileName}-other")
+        val otherAttempt = place.resolveSibling(s"${place.getFileName}-other")
         val ends = Seq("both", "overtaken").map(end => place.resolveSibling(s"${place.getFileName}-$end"))
         if (first) {
           context.addTaskCompletionListener[Unit](_ => mark(ends(if (context.isFailed()) 1 else 0)))
-          await(other)
+          await(otherAttempt)
         } else {
           context.addTaskCompletionListener[Unit] { _ =>
-            mark(other)
+            mark(otherAttempt)
             await(ends: _*)
           }
         }

@@ -8,9 +8,9 @@ private[statestore] object Newest {
   type ReadStore = ReadStateStore
   type WriteStore = StateStore
 
-  def provider(of: StateStoreProvider): StateStoreProvider = of
+  def provider(storeProvider: StateStoreProvider): StateStoreProvider = storeProvider
 
-  def replay(of: StateStoreProvider): SupportsFineGrainedReplay = of.asInstanceOf[SupportsFineGrainedReplay]
+  def replay(storeProvider: StateStoreProvider): SupportsFineGrainedReplay = storeProvider.asInstanceOf[SupportsFineGrainedReplay]
 
   def reading(store: ReadStateStore): ReadStore = store
 

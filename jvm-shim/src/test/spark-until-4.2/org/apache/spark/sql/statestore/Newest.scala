@@ -21,9 +21,9 @@ private[statestore] object Newest {
   type ReadStore = NewestReadStateStore
   type WriteStore = NewestStateStore
 
-  def provider(of: StateStoreProvider): NewestStateStoreProvider = adapt(of, classOf[NewestStateStoreProvider])
+  def provider(storeProvider: StateStoreProvider): NewestStateStoreProvider = adapt(storeProvider, classOf[NewestStateStoreProvider])
 
-  def replay(of: StateStoreProvider): NewestFineGrainedReplay = adapt(of, classOf[NewestFineGrainedReplay])
+  def replay(storeProvider: StateStoreProvider): NewestFineGrainedReplay = adapt(storeProvider, classOf[NewestFineGrainedReplay])
 
   def reading(store: ReadStateStore): ReadStore = adapt(store, classOf[NewestReadStateStore])
 
@@ -39,26 +39,26 @@ private[statestore] object Newest {
   private val predecessors = Map(
     "doSnapshotMaintenance" -> "doMaintenance", "doCleanupMaintenance" -> "doMaintenance", "release" -> "abort")
 
-  private def adapt[T](of: AnyRef, interface: Class[T]): T =
-    if (interface.isInstance(of)) {
-      interface.cast(of)
+  private def adapt[T](sparkObject: AnyRef, interface: Class[T]): T =
+    if (interface.isInstance(sparkObject)) {
+      interface.cast(sparkObject)
     } else {
       interface.cast(Proxy.newProxyInstance(interface.getClassLoader, Array[Class[_]](interface),
-        (_: Any, method: Method, arguments: Array[AnyRef]) => forward(of, method, Option(arguments).getOrElse(Array.empty))))
+        (_: Any, method: Method, arguments: Array[AnyRef]) => forward(sparkObject, method, Option(arguments).getOrElse(Array.empty))))
     }
 
-  private def forward(of: AnyRef, method: Method, arguments: Array[AnyRef]): AnyRef = {
+  private def forward(sparkObject: AnyRef, method: Method, arguments: Array[AnyRef]): AnyRef = {
     // Parameters that a later release added may be omitted if they are unset.
     val required = arguments.lastIndexWhere(value => value != None && value != false) + 1
     val names = Seq(method.getName) ++ predecessors.get(method.getName)
-    val found = for {
+    val candidates = for {
       name <- names.iterator
       count <- arguments.length to required by -1
-      method <- declared(of.getClass, name, method.getParameterTypes.take(count))
+      method <- declared(sparkObject.getClass, name, method.getParameterTypes.take(count))
     } yield (method, count)
-    val (target, count) = found.nextOption().getOrElse(throw new MissingInSparkException(method.getName))
+    val (target, count) = candidates.nextOption().getOrElse(throw new MissingInSparkException(method.getName))
     target.setAccessible(true)
-    try target.invoke(of, arguments.take(count): _*) catch {
+    try target.invoke(sparkObject, arguments.take(count): _*) catch {
       case e: InvocationTargetException => throw e.getCause
     }
   }

@@ -38,8 +38,8 @@ private[bench] object UnforkedFileContext {
   }
 
   private def files(conf: Configuration): FileSystem = {
-    val made = new UnforkedRawFiles
-    made.initialize(FsConstants.LOCAL_FS_URI, conf)
-    made
+    val fileSystem = new UnforkedRawFiles
+    fileSystem.initialize(FsConstants.LOCAL_FS_URI, conf)
+    fileSystem
   }
 }

@@ -13,9 +13,9 @@ object MovesTrial {
   def due(
       places: java.util.List[String], executors: java.util.List[String], elsewhere: java.util.List[Int],
       staying: java.util.List[Int], most: Int): java.util.List[String] = {
-    val others = executors.asScala.zip(elsewhere.asScala).toMap
+    val otherPartitions = executors.asScala.zip(elsewhere.asScala).toMap
     PartitionMoves.due(
-      places.asScala.map(Option(_)).toIndexedSeq, executors.asScala.toSeq, others, !staying.contains(_), most, salt = 0)
+      places.asScala.map(Option(_)).toIndexedSeq, executors.asScala.toSeq, otherPartitions, !staying.contains(_), most, salt = 0)
       .map(move => s"${move.partition} ${move.executor}").asJava
   }
 }

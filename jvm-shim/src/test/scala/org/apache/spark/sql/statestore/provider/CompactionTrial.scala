@@ -64,8 +64,8 @@ object CompactionTrial {
   private def row(number: Long, length: Int): UnsafeRow = {
     val bytes = new Array[Byte](length)
     Platform.putLong(bytes, Platform.BYTE_ARRAY_OFFSET + 8L, number)
-    val made = new UnsafeRow(1)
-    made.pointTo(bytes, length)
-    made
+    val unsafeRow = new UnsafeRow(1)
+    unsafeRow.pointTo(bytes, length)
+    unsafeRow
   }
 }

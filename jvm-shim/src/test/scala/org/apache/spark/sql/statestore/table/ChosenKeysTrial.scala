@@ -55,8 +55,8 @@ object ChosenKeysTrial {
   private def row(columns: Array[Long]): UnsafeRow = {
     val bytes = new Array[Byte](8 + 8 * columns.length)
     columns.indices.foreach(i => Platform.putLong(bytes, Platform.BYTE_ARRAY_OFFSET + 8L + 8L * i, columns(i)))
-    val made = new UnsafeRow(1)
-    made.pointTo(bytes, bytes.length)
-    made
+    val unsafeRow = new UnsafeRow(1)
+    unsafeRow.pointTo(bytes, bytes.length)
+    unsafeRow
   }
 }

@@ -14,7 +14,7 @@ import org.apache.spark.unsafe.Platform
  * @param readers  number of threads
  */
 class LeaseTrial(keys: Int, readers: Int) {
-  private val read = new AtomicLong
+  private val rowsRead = new AtomicLong
   private val failure = new AtomicReference[Throwable]
 
   /** Frees so many tables; returns the largest growth of the bytes of mapped files, and the rows that were read. */
@@ -22,7 +22,7 @@ class LeaseTrial(keys: Int, readers: Int) {
     TableMemory.limitHeap(0L)
     val growth = (1 to rounds).map(round)
     if (failure.get != null) throw failure.get
-    Array(growth.max, read.get)
+    Array(growth.max, rowsRead.get)
   } finally {
     TableMemory.limitHeap(TableMemory.defaultLimit)
   }
@@ -50,7 +50,7 @@ class LeaseTrial(keys: Int, readers: Int) {
         while (rows.hasNext) {
           val pair = rows.next()
           require(pair.key.getLong(0) == -pair.value.getLong(0), "a row is damaged")
-          read.incrementAndGet()
+          rowsRead.incrementAndGet()
         }
       }
     } catch {
@@ -61,8 +61,8 @@ class LeaseTrial(keys: Int, readers: Int) {
   private def row(number: Long): UnsafeRow = {
     val bytes = new Array[Byte](256)
     Platform.putLong(bytes, Platform.BYTE_ARRAY_OFFSET + 8L, number)
-    val made = new UnsafeRow(1)
-    made.pointTo(bytes, bytes.length)
-    made
+    val unsafeRow = new UnsafeRow(1)
+    unsafeRow.pointTo(bytes, bytes.length)
+    unsafeRow
   }
 }

@@ -13,7 +13,7 @@ import org.apache.spark.unsafe.Platform
  * @param keys  number of keys, each with a row of 512 bytes
  */
 class MovedPagesTrial(keys: Int) {
-  private val read = new AtomicLong
+  private val rowsRead = new AtomicLong
   private val failure = new AtomicReference[Throwable]
   @volatile private var ended = false
 
@@ -21,7 +21,7 @@ class MovedPagesTrial(keys: Int) {
   def run(rounds: Int): Long = {
     (1 to rounds).foreach(round)
     if (failure.get != null) throw failure.get
-    read.get
+    rowsRead.get
   }
 
   /** True if pages that were moved can be collected while snapshots are in use. */
@@ -74,18 +74,18 @@ class MovedPagesTrial(keys: Int) {
       val key = Platform.getLong(record.page, record.keyAddress + 8L)
       require(key == i, s"record $i has key $key")
       require(!(i % 97 == 0 && snapshot.view.deadAt(all(i)) != Record.None), s"record $i is superseded")
-      if (record.page == null) read.incrementAndGet()
+      if (record.page == null) rowsRead.incrementAndGet()
       i = (i + 1) % all.length
     }
   }
 
-  private def put(table: StateTable, of: Range): Unit = of.foreach(key => table.put(row(key, 16), row(-key, 512)))
+  private def put(table: StateTable, range: Range): Unit = range.foreach(key => table.put(row(key, 16), row(-key, 512)))
 
   private def row(number: Long, length: Int): UnsafeRow = {
     val bytes = new Array[Byte](length)
     Platform.putLong(bytes, Platform.BYTE_ARRAY_OFFSET + 8L, number)
-    val made = new UnsafeRow(1)
-    made.pointTo(bytes, bytes.length)
-    made
+    val unsafeRow = new UnsafeRow(1)
+    unsafeRow.pointTo(bytes, bytes.length)
+    unsafeRow
   }
 }

@@ -56,8 +56,8 @@ class ReadersTrial(keys: Int, readers: Int) {
   private def row(columns: Long*): UnsafeRow = {
     val bytes = new Array[Byte](8 + 8 * columns.length)
     columns.indices.foreach(i => Platform.putLong(bytes, Platform.BYTE_ARRAY_OFFSET + 8L + 8L * i, columns(i)))
-    val made = new UnsafeRow(columns.length)
-    made.pointTo(bytes, bytes.length)
-    made
+    val unsafeRow = new UnsafeRow(columns.length)
+    unsafeRow.pointTo(bytes, bytes.length)
+    unsafeRow
   }
 }

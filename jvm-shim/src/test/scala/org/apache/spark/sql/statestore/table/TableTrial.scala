@@ -38,7 +38,7 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, prefixe
   private var mostMapped = 0L
   private val retiredMemory = new RetiredMemory
   // Rows of earlier calls of `get` with their values, as a string that was taken from a row refers to its bytes.
-  private val kept = mutable.ArrayBuffer.empty[(UnsafeRow, Long)]
+  private val earlierRows = mutable.ArrayBuffer.empty[(UnsafeRow, Long)]
   private val scans = mutable.ArrayBuffer.empty[(Iterator[(Int, Long)], mutable.Set[(Int, Long)])]
 
   /**
@@ -55,7 +55,7 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, prefixe
     while (scans.nonEmpty) close(0, complete = true)
     check()
     retiredMemory.retire(table.takeMemory())
-    kept.foreach { case (row, value) => require(valueOf(row) == value) }
+    earlierRows.foreach { case (row, value) => require(valueOf(row) == value) }
     require(TableMemory.heapBytes <= heapBefore, s"${TableMemory.heapBytes - heapBefore} bytes of heap were not freed")
     Array(mostMapped, TableMemory.mappedBytes, table.batch.rewrites)
   } finally {
@@ -76,7 +76,7 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, prefixe
       if (!isQuiet) check()
       checkSlice()
       if (heap < 0) table.moveToFiles()
-    case _ => scans.foreach { case (rows, left) => take(rows, left) }
+    case _ => scans.foreach { case (rows, unread) => take(rows, unread) }
   }
 
   private def put(): Unit = {
@@ -102,14 +102,14 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, prefixe
   private def get(): Unit = {
     val key = random.nextInt(keys)
     val row = table.get(keyRow(key), view)
-    val found = Option(row).map(valueOf)
+    val value = Option(row).map(valueOf)
     // Rows in the heap stay valid, but would keep whole pages reachable.
     if (row != null && heap == 0L && row.getSizeInBytes < 1024) {
       val again = new UnsafeRow(1)
       again.pointTo(row.getBaseObject, row.getBaseOffset, row.getSizeInBytes)
-      kept += ((again, found.get))
+      earlierRows += ((again, value.get))
     }
-    require(found == content.get(key).map(_.head), s"key $key has $found and not ${content.get(key)}")
+    require(value == content.get(key).map(_.head), s"key $key has $value and not ${content.get(key)}")
     if (hasLists && !isQuiet) {
       val all = table.valuesOf(keyRow(key)).map(valueOf).toVector
       require(all == content.getOrElse(key, Vector.empty), s"key $key has the values $all")
@@ -118,9 +118,9 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, prefixe
   }
 
   private def scanPrefix(prefix: Int): Unit = {
-    val found = table.prefixScan(row(16, prefix.toLong)).map(pair => (keyOf(pair.key), valueOf(pair.value))).toMap
-    val wanted = content.collect { case (key, values) if key % prefixes == prefix => (key, values.head) }
-    require(found == wanted, s"the prefix $prefix has ${found.size} keys and not ${wanted.size}")
+    val rows = table.prefixScan(row(16, prefix.toLong)).map(pair => (keyOf(pair.key), valueOf(pair.value))).toMap
+    val expected = content.collect { case (key, values) if key % prefixes == prefix => (key, values.head) }
+    require(rows == expected, s"the prefix $prefix has ${rows.size} keys and not ${expected.size}")
   }
 
   private def commit(): Unit = {
@@ -160,17 +160,17 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, prefixe
     scans += ((rows, mutable.Set.from(content.iterator.flatMap { case (key, values) => values.map((key, _)) })))
   }
 
-  private def take(rows: Iterator[(Int, Long)], left: mutable.Set[(Int, Long)]): Unit =
+  private def take(rows: Iterator[(Int, Long)], unread: mutable.Set[(Int, Long)]): Unit =
     if (rows.hasNext) {
       val row = rows.next()
-      require(left.remove(row), s"a scan shows $row, which was not there when it began")
+      require(unread.remove(row), s"a scan shows $row, which was not there when it began")
     }
 
   private def close(number: Int, complete: Boolean): Unit = {
-    val (rows, left) = scans.remove(number)
+    val (rows, unread) = scans.remove(number)
     if (complete) {
-      while (rows.hasNext) take(rows, left)
-      require(left.isEmpty, s"a scan lacks ${left.size} rows")
+      while (rows.hasNext) take(rows, unread)
+      require(unread.isEmpty, s"a scan lacks ${unread.size} rows")
     }
     retiredMemory.release()
   }
@@ -184,28 +184,28 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, prefixe
 
   // What a run of several commits has, read at any later time.
   private def checkSlice(): Unit = {
-    val (newer, wanted) :: before = committed.drop(slicing.nextInt(committed.size)): @unchecked
+    val (newer, expected) :: before = committed.drop(slicing.nextInt(committed.size)): @unchecked
     if (before.nonEmpty) {
       val (older, content) = before(slicing.nextInt(before.size))
       val tail = older.tail
       val scan = table.scan(newer.view, tail)
       val changes = new RecordSelection.Changes(_.existedAt(tail))
-      var found = content
+      var contentFromSlice = content
       val row = new UnsafeRow(1)
       while (scan.advance()) if (changes.selects(scan)) {
         row.pointTo(scan.page, scan.keyAddress, scan.keyLength)
         val key = keyOf(row)
         if (scan.kind == Record.Tombstone) {
-          require(found.contains(key), s"a slice removes key $key, which did not exist")
-          found -= key
+          require(contentFromSlice.contains(key), s"a slice removes key $key, which did not exist")
+          contentFromSlice -= key
         } else {
           row.pointTo(scan.page, scan.valueAddress, scan.valueLength)
           val value = valueOf(row)
-          val before = if (scan.isMerge) found.getOrElse(key, Vector.empty) else Vector.empty
-          found += key -> (before :+ value)
+          val before = if (scan.isMerge) contentFromSlice.getOrElse(key, Vector.empty) else Vector.empty
+          contentFromSlice += key -> (before :+ value)
         }
       }
-      require(found == wanted, s"the log from $tail to ${newer.tail} has other changes")
+      require(contentFromSlice == expected, s"the log from $tail to ${newer.tail} has other changes")
     }
   }
 
@@ -224,9 +224,9 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, prefixe
   private def prefixedRow(length: Int, key: Int): UnsafeRow = {
     val bytes = row(length, key.toLong - 8).getBytes
     Platform.putLong(bytes, Platform.BYTE_ARRAY_OFFSET + 8L, (key % prefixes).toLong)
-    val made = new UnsafeRow(2)
-    made.pointTo(bytes, length)
-    made
+    val unsafeRow = new UnsafeRow(2)
+    unsafeRow.pointTo(bytes, length)
+    unsafeRow
   }
 
   private def valueRow(value: Long): UnsafeRow = row(lengthOf(value), value)
@@ -238,9 +238,9 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, prefixe
       Platform.putLong(bytes, Platform.BYTE_ARRAY_OFFSET + i.toLong, number + i - 8)
       i += 8
     }
-    val made = new UnsafeRow(1)
-    made.pointTo(bytes, length)
-    made
+    val unsafeRow = new UnsafeRow(1)
+    unsafeRow.pointTo(bytes, length)
+    unsafeRow
   }
 
   private def keyOf(row: UnsafeRow): Int = {
@@ -281,17 +281,17 @@ object TableTrial {
     def row(columns: Long*): UnsafeRow = {
       val bytes = new Array[Byte](8 + 8 * columns.length)
       columns.indices.foreach(i => Platform.putLong(bytes, Platform.BYTE_ARRAY_OFFSET + 8L + 8L * i, columns(i)))
-      val made = new UnsafeRow(columns.length)
-      made.pointTo(bytes, bytes.length)
-      made
+      val unsafeRow = new UnsafeRow(columns.length)
+      unsafeRow.pointTo(bytes, bytes.length)
+      unsafeRow
     }
-    def rows(found: Iterator[org.apache.spark.sql.execution.streaming.state.UnsafeRowPair]) =
-      found.map(pair => (pair.key.getLong(1), pair.value.getLong(0))).toSeq.sorted
+    def rows(pairs: Iterator[org.apache.spark.sql.execution.streaming.state.UnsafeRowPair]) =
+      pairs.map(pair => (pair.key.getLong(1), pair.value.getLong(0))).toSeq.sorted
     val heapBefore = TableMemory.heapBytes
     (0L until 100L).foreach(key => table.put(row(0L, key), row(key)))
     val before = table.snapshot()
     val open = table.iterator()
-    val kept = table.get(row(0L, 7L), table.newRow())
+    val earlyRow = table.get(row(0L, 7L), table.newRow())
     var most = 0L
     var early: UnsafeRow = null
     var late: UnsafeRow = null
@@ -305,7 +305,7 @@ object TableTrial {
       most = math.max(most, table.memoryBytes)
     }
     require(early.getLong(0) == 3000L && late.getLong(0) == times / 2, "a row of the batch has changed")
-    require(kept.getLong(0) == 7L && rows(open) == (0L until 100L).map(key => (key, key)))
+    require(earlyRow.getLong(0) == 7L && rows(open) == (0L until 100L).map(key => (key, key)))
     val last = (times - 3L until times.toLong).map(n => (n % 3, n)).sorted
     require(rows(table.iterator()) == last ++ (3L until 50L).map(key => (key, key)), "rows differ")
     table.rollbackTo(before)
@@ -316,26 +316,26 @@ object TableTrial {
   }
 
   private def row(number: Long): UnsafeRow = {
-    val made = new UnsafeRow(1)
-    made.pointTo(new Array[Byte](16), 16)
-    made.setLong(0, number)
-    made
+    val unsafeRow = new UnsafeRow(1)
+    unsafeRow.pointTo(new Array[Byte](16), 16)
+    unsafeRow.setLong(0, number)
+    unsafeRow
   }
 
   /** Puts so many keys, then others that are rolled back; returns how many of the first are found with their values. */
-  def keysBesideRolledBack(rows: Int, others: Int): Long = {
+  def keysBesideRolledBack(rows: Int, rolledBackRows: Int): Long = {
     val table = new StateTable(1, 1)
     (0L until rows.toLong).foreach(number => table.put(row(number), row(number)))
     val before = table.snapshot()
-    (1L to others.toLong).foreach(number => table.put(row(-number), row(number)))
+    (1L to rolledBackRows.toLong).foreach(number => table.put(row(-number), row(number)))
     table.rollbackTo(before)
     val view = table.newRow()
-    val found = (0L until rows.toLong).count { number =>
+    val correctRows = (0L until rows.toLong).count { number =>
       val value = table.get(row(number), view)
       value != null && value.getLong(0) == number
     }
     table.discard()
-    found.toLong
+    correctRows.toLong
   }
 
   /** Puts so many keys in order, all of them again, and removes every other one; returns how many a scan shows then. */
@@ -344,10 +344,10 @@ object TableTrial {
     val table = new StateTable(1, 1, order = Some(order))
     (0L to 1L).foreach(value => (0L until rows.toLong).foreach(number => table.put(row(number), row(value))))
     (0L until rows.toLong by 2L).foreach(number => table.remove(row(number)))
-    val found = table.iterator().map(pair => (pair.key.getLong(0), pair.value.getLong(0))).toSeq
-    require(found == (1L until rows.toLong by 2L).map(number => (number, 1L)), "rows are not in order, or not once")
+    val pairs = table.iterator().map(pair => (pair.key.getLong(0), pair.value.getLong(0))).toSeq
+    require(pairs == (1L until rows.toLong by 2L).map(number => (number, 1L)), "rows are not in order, or not once")
     table.discard()
-    found.length.toLong
+    pairs.length.toLong
   }
 
   /** Returns the heap that is accounted for a table of so many rows in key order, with its log in files. */

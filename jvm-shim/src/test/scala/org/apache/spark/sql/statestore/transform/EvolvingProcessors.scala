@@ -21,38 +21,38 @@ case class Short(w: String, inner: WideInner, n: Long)
  * Stateful processor whose values change their schema between runs: the Scala half of
  * tests/spark/evolving_processor.py.
  */
-class Evolving[T](made: Step => T, ttl: Long)(implicit values: Encoder[T]) extends StatefulProcessor[String, Step, Said] {
-  @transient private var one: ValueState[T] = _
-  @transient private var many: ListState[T] = _
-  @transient private var named: MapState[String, T] = _
+class Evolving[T](valueOf: Step => T, ttl: Long)(implicit values: Encoder[T]) extends StatefulProcessor[String, Step, Output] {
+  @transient private var valueState: ValueState[T] = _
+  @transient private var listState: ListState[T] = _
+  @transient private var mapState: MapState[String, T] = _
 
   override def init(outputMode: OutputMode, timeMode: TimeMode): Unit = {
     val lives = if (ttl > 0) TTLConfig(Duration.ofMillis(ttl)) else TTLConfig.NONE
-    one = getHandle.getValueState[T]("one", values, lives)
-    many = getHandle.getListState[T]("many", values, lives)
-    named = getHandle.getMapState[String, T]("named", Encoders.STRING, values, lives)
+    valueState = getHandle.getValueState[T]("one", values, lives)
+    listState = getHandle.getListState[T]("many", values, lives)
+    mapState = getHandle.getMapState[String, T]("named", Encoders.STRING, values, lives)
   }
 
-  override def handleInputRows(key: String, steps: Iterator[Step], times: TimerValues): Iterator[Said] = {
+  override def handleInputRows(key: String, steps: Iterator[Step], times: TimerValues): Iterator[Output] = {
     val before = content
     steps.toSeq.sortBy(_.seq).foreach { step =>
       step.op match {
-        case "set" => one.update(made(step))
-        case "append" => many.appendValue(made(step))
-        case "put" => named.updateValue(step.v, made(step))
+        case "set" => valueState.update(valueOf(step))
+        case "append" => listState.appendValue(valueOf(step))
+        case "put" => mapState.updateValue(step.v, valueOf(step))
       }
     }
-    Iterator(Said(key, "rows", s"$before; $content"))
+    Iterator(Output(key, "rows", s"$before; $content"))
   }
 
   private def content: String =
-    Seq(Option(one.get()), many.get().toSeq, named.iterator().map(_.toString).toSeq.sorted).mkString(", ")
+    Seq(Option(valueState.get()), listState.get().toSeq, mapState.iterator().map(_.toString).toSeq.sorted).mkString(", ")
 }
 
 /** Queries with an `Evolving` for the tests in Python. */
 object EvolvingProcessors {
   private implicit val steps: Encoder[Step] = Encoders.product[Step]
-  private implicit val said: Encoder[Said] = Encoders.product[Said]
+  private implicit val outputs: Encoder[Output] = Encoders.product[Output]
   private implicit val text: Encoder[String] = Encoders.STRING
 
   /** An `Evolving` over rows of `Step`, with the schema "narrow", "wide" or "short". */
@@ -70,7 +70,7 @@ object EvolvingProcessors {
 
   private val short = (step: Step) => Short(step.v, WideInner(Some(true), step.n, None), step.n)
 
-  private def query[T](rows: DataFrame, made: Step => T, ttl: Long)(implicit values: Encoder[T]): DataFrame =
+  private def query[T](rows: DataFrame, valueOf: Step => T, ttl: Long)(implicit values: Encoder[T]): DataFrame =
     rows.as[Step].groupByKey(_.k).transformWithState(
-      new Evolving[T](made, ttl), if (ttl > 0) TimeMode.ProcessingTime() else TimeMode.None(), OutputMode.Update()).toDF()
+      new Evolving[T](valueOf, ttl), if (ttl > 0) TimeMode.ProcessingTime() else TimeMode.None(), OutputMode.Update()).toDF()
 }

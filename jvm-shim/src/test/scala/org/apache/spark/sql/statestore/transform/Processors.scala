@@ -9,18 +9,18 @@ import org.apache.spark.sql.streaming._
 case class Step(k: String, seq: Long, op: String, n: Long, v: String)
 
 /** Output row of an `Interpreter` for rows or a timer. */
-case class Said(k: String, event: String, said: String)
+case class Output(k: String, event: String, content: String)
 
 /**
  * Stateful processor that executes each row's `op` on its state and outputs the state: the Scala half of
  * tests/spark/processors.py. It has those of the variables `one`, `many` and `named` that are in `has`.
  */
 class Interpreter(has: Set[String], gone: Set[String], ttl: Long, byEventTime: Boolean, start: Long)
-  extends StatefulProcessorWithInitialState[String, Step, Said, Step] {
+  extends StatefulProcessorWithInitialState[String, Step, Output, Step] {
 
-  @transient private var one: Option[ValueState[String]] = None
-  @transient private var many: Option[ListState[String]] = None
-  @transient private var named: Option[MapState[(Long, String), String]] = None
+  @transient private var valueState: Option[ValueState[String]] = None
+  @transient private var listState: Option[ListState[String]] = None
+  @transient private var mapState: Option[MapState[(Long, String), String]] = None
 
   private implicit val text: Encoder[String] = Encoders.STRING
   private implicit val name: Encoder[(Long, String)] = Encoders.tuple(Encoders.scalaLong, Encoders.STRING)
@@ -28,27 +28,27 @@ class Interpreter(has: Set[String], gone: Set[String], ttl: Long, byEventTime: B
   override def init(outputMode: OutputMode, timeMode: TimeMode): Unit = {
     val lives = if (ttl > 0) TTLConfig(Duration.ofMillis(ttl)) else TTLConfig.NONE
     gone.foreach(getHandle.deleteIfExists)
-    one = if (has("one")) Some(getHandle.getValueState[String]("one", lives)) else None
-    many = if (has("many")) Some(getHandle.getListState[String]("many", lives)) else None
-    named =
+    valueState = if (has("one")) Some(getHandle.getValueState[String]("one", lives)) else None
+    listState = if (has("many")) Some(getHandle.getListState[String]("many", lives)) else None
+    mapState =
       if (has("named")) Some(getHandle.getMapState[(Long, String), String]("named", lives)) else None
   }
 
   override def handleInitialState(key: String, step: Step, times: TimerValues): Unit = {
-    one.foreach(_.update(step.v))
-    many.foreach(_.appendValue(step.v))
-    named.foreach(_.updateValue((-1L, step.v), step.v))
+    valueState.foreach(_.update(step.v))
+    listState.foreach(_.appendValue(step.v))
+    mapState.foreach(_.updateValue((-1L, step.v), step.v))
   }
 
-  override def handleInputRows(key: String, steps: Iterator[Step], times: TimerValues): Iterator[Said] = {
+  override def handleInputRows(key: String, steps: Iterator[Step], times: TimerValues): Iterator[Output] = {
     // Rows are only valid until the next one.
     steps.toSeq.sortBy(_.seq).foreach(take(_, times))
-    Iterator(Said(key, "rows", content))
+    Iterator(Output(key, "rows", content))
   }
 
-  override def handleExpiredTimer(key: String, times: TimerValues, timer: ExpiredTimerInfo): Iterator[Said] = {
+  override def handleExpiredTimer(key: String, times: TimerValues, timer: ExpiredTimerInfo): Iterator[Output] = {
     val at = timer.getExpiryTimeInMs()
-    val found = content
+    val before = content
     if (!byEventTime) {
       getHandle.registerTimer(now(times) + 1)
     } else if (at % 4 == 1) {
@@ -56,25 +56,25 @@ class Interpreter(has: Set[String], gone: Set[String], ttl: Long, byEventTime: B
       getHandle.registerTimer(at - 1)
       getHandle.registerTimer(at + 600001)
     }
-    Iterator(Said(key, if (byEventTime) s"timer $at" else "timer", found))
+    Iterator(Output(key, if (byEventTime) s"timer $at" else "timer", before))
   }
 
   private def now(times: TimerValues): Long =
     if (byEventTime) start else times.getCurrentProcessingTimeInMs()
 
   private def take(step: Step, times: TimerValues): Unit = step.op match {
-    case "set" => one.foreach(_.update(step.v))
-    case "clear" => one.foreach(_.clear())
-    case "append" => many.foreach(_.appendValue(step.v))
-    case "extend" => many.foreach(_.appendList(Array.fill(1 + (step.n % 3).toInt)(step.v)))
-    case "replace" => many.foreach(_.put(Array(step.v, "", step.v)))
-    case "clear_list" => many.foreach(_.clear())
-    case "put" => named.foreach(_.updateValue((step.n % 4, step.v), step.v))
-    case "remove" => named.foreach(map => map.keys().filter(_._1 == step.n % 4).foreach(map.removeKey))
-    case "clear_map" => named.foreach(_.clear())
+    case "set" => valueState.foreach(_.update(step.v))
+    case "clear" => valueState.foreach(_.clear())
+    case "append" => listState.foreach(_.appendValue(step.v))
+    case "extend" => listState.foreach(_.appendList(Array.fill(1 + (step.n % 3).toInt)(step.v)))
+    case "replace" => listState.foreach(_.put(Array(step.v, "", step.v)))
+    case "clear_list" => listState.foreach(_.clear())
+    case "put" => mapState.foreach(_.updateValue((step.n % 4, step.v), step.v))
+    case "remove" => mapState.foreach(map => map.keys().filter(_._1 == step.n % 4).foreach(map.removeKey))
+    case "clear_map" => mapState.foreach(_.clear())
     case "change_while_reading" =>
-      for (list <- many; value <- list.get()) list.appendValue(value + "!")
-      for (map <- named; (key, value) <- map.iterator()) map.updateValue((key._1 + 4, key._2), value)
+      for (list <- listState; value <- list.get()) list.appendValue(value + "!")
+      for (map <- mapState; (key, value) <- map.iterator()) map.updateValue((key._1 + 4, key._2), value)
     case "timer" => getHandle.registerTimer(now(times) + step.n)
     case "no_timer" => getHandle.listTimers().toSeq.sorted.headOption.foreach(getHandle.deleteTimer)
   }
@@ -82,13 +82,13 @@ class Interpreter(has: Set[String], gone: Set[String], ttl: Long, byEventTime: B
   private def content: String = {
     val timers = getHandle.listTimers().toSeq.sorted
     Seq(
-      one.map(state => if (state.exists()) state.get() else "nothing"),
-      many.map(state => (state.exists(), state.get().mkString("[", ", ", "]"))),
-      named.map { map =>
-        val found = map.iterator().toSeq
-        require(map.exists() == found.nonEmpty && found.forall { case (key, value) => map.getValue(key) == value })
-        require(map.keys().toSet == found.map(_._1).toSet && map.values().size == found.size)
-        found.map(_.toString).sorted.mkString("[", ", ", "]")
+      valueState.map(state => if (state.exists()) state.get() else "nothing"),
+      listState.map(state => (state.exists(), state.get().mkString("[", ", ", "]"))),
+      mapState.map { map =>
+        val entries = map.iterator().toSeq
+        require(map.exists() == entries.nonEmpty && entries.forall { case (key, value) => map.getValue(key) == value })
+        require(map.keys().toSet == entries.map(_._1).toSet && map.values().size == entries.size)
+        entries.map(_.toString).sorted.mkString("[", ", ", "]")
       },
       if (byEventTime) timers else timers.size).mkString("; ")
   }
@@ -111,7 +111,7 @@ class Counting extends StatefulProcessor[Int, Int, (Int, Long)] {
 /** Queries of Scala's transformWithState for the tests in Python. */
 object Processors {
   private implicit val steps: Encoder[Step] = Encoders.product[Step]
-  private implicit val said: Encoder[Said] = Encoders.product[Said]
+  private implicit val outputs: Encoder[Output] = Encoders.product[Output]
   private implicit val text: Encoder[String] = Encoders.STRING
 
   /** An `Interpreter` over rows of `Step`; variables are given as their names with commas between. */

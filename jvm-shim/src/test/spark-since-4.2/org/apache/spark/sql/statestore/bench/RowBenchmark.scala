@@ -31,7 +31,7 @@ class RowBenchmark(
   private val present = order.map(rowKey)
   private val absent = order.map(number => rowKey(number + count))
   private val values = order.map(number => maker.value(number, 1L).copy())
-  private val other = rowKey(2 * count)
+  private val otherKey = rowKey(2 * count)
   private val otherValue = maker.value(0, 2L).copy()
   private val numbers = order.map(_.toLong).sum
   private val (version, checkpointId) = fill()
@@ -42,11 +42,11 @@ class RowBenchmark(
     try {
       val (run, check) = prepare(operation, store)
       // Some stores open a file with the first write, which is no row's own cost.
-      store.put(other, otherValue)
+      store.put(otherKey, otherValue)
       val start = System.nanoTime()
-      val found = run()
+      val result = run()
       val nanos = System.nanoTime() - start
-      check(found)
+      check(result)
       nanos
     } finally {
       store.abort()
@@ -66,7 +66,7 @@ class RowBenchmark(
     case "evict" => (() => evict(store), removed => { requireCount(removed); requireNone(store) })
     case "merge" => (() => merge(store, count / ValuesPerKey), _ => requireMerged(store))
     case "prefix scan" =>
-      val prefixes = (0 until count / RowsPerScan).map(number => UnsafeRows.one(prefixOf(number))).toArray
+      val prefixes = (0 until count / RowsPerScan).map(number => UnsafeRows.oneColumn(prefixOf(number))).toArray
       (() => prefixes.map(prefix => sum(store.prefixScan(prefix))).sum, requireNumbers)
     case "range scan" =>
       val bounds = (0 to count / RowsPerScan).map(n => Option(rowKey(n * RowsPerScan))).toArray
@@ -74,7 +74,7 @@ class RowBenchmark(
   }
 
   private def rowKey(number: Int): UnsafeRow =
-    (if (kind == "prefix") UnsafeRows.two(prefixOf(number / RowsPerScan), number) else maker.key(number)).copy()
+    (if (kind == "prefix") UnsafeRows.twoColumns(prefixOf(number / RowsPerScan), number) else maker.key(number)).copy()
 
   private def prefixOf(number: Int): Long = mix(number.toLong)
 
@@ -160,9 +160,9 @@ class RowBenchmark(
     i
   }
 
-  private def requireNumbers(found: Long): Unit = demand(found == numbers)
+  private def requireNumbers(result: Long): Unit = demand(result == numbers)
 
-  private def requireCount(found: Long): Unit = demand(found == count)
+  private def requireCount(result: Long): Unit = demand(result == count)
 
   private def requireAll(store: StateStore, keys: Array[UnsafeRow]): Unit =
     Sampled.foreach(i => demand(store.get(keys(i % count)) == values(i % count)))
@@ -172,8 +172,8 @@ class RowBenchmark(
 
   private def requireMerged(store: StateStore): Unit = Sampled.foreach { number =>
     val i = number % (count / ValuesPerKey)
-    val found = store.valuesIterator(present(i)).map(_.getLong(0)).toSeq
-    demand(found == (0 until ValuesPerKey).map(j => values(i * ValuesPerKey + j).getLong(0)))
+    val mergedValues = store.valuesIterator(present(i)).map(_.getLong(0)).toSeq
+    demand(mergedValues == (0 until ValuesPerKey).map(j => values(i * ValuesPerKey + j).getLong(0)))
   }
 
   private def demand(holds: Boolean): Unit =
@@ -195,7 +195,7 @@ private[bench] object UnsafeRows {
   private val projectOne = UnsafeProjection.create(Array[DataType](LongType))
   private val projectTwo = UnsafeProjection.create(Array[DataType](LongType, LongType))
 
-  def one(first: Long): UnsafeRow = projectOne(InternalRow(first)).copy()
+  def oneColumn(first: Long): UnsafeRow = projectOne(InternalRow(first)).copy()
 
-  def two(first: Long, second: Long): UnsafeRow = projectTwo(InternalRow(first, second)).copy()
+  def twoColumns(first: Long, second: Long): UnsafeRow = projectTwo(InternalRow(first, second)).copy()
 }

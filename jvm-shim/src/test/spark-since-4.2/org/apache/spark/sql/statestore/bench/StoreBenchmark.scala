@@ -73,17 +73,17 @@ class StoreBenchmark(
 
     val start = System.nanoTime()
     val store = provider.getStore(version, checkpointId)
-    var seen = 0L
+    var batchSum = 0L
     i = 0
     while (i < operations) {
-      seen += store.get(keys(i)).getLong(BatchColumn)
+      batchSum += store.get(keys(i)).getLong(BatchColumn)
       store.put(keys(i), values(i))
       i += 1
     }
     store.commit()
     val nanos = System.nanoTime() - start
     finished(store)
-    require(seen == expected, s"$providerClass gave other values than were put")
+    require(batchSum == expected, s"$providerClass gave other values than were put")
     nanos
   }
 
@@ -163,11 +163,11 @@ class StoreBenchmark(
   /** The metrics of the last reload, as JSON. */
   def loadMetrics: String = asJson(loaded)
 
-  private def asJson(of: StateStoreMetrics): String = {
+  private def asJson(metrics: StateStoreMetrics): String = {
     val node = mapper.createObjectNode()
     provider.supportedCustomMetrics.foreach(metric => node.put(metric.name, 0L))
-    of.customMetrics.foreach { case (metric, value) => node.put(metric.name, value) }
-    node.put("numKeys", of.numKeys).put("memoryUsedBytes", of.memoryUsedBytes)
+    metrics.customMetrics.foreach { case (metric, value) => node.put(metric.name, value) }
+    node.put("numKeys", metrics.numKeys).put("memoryUsedBytes", metrics.memoryUsedBytes)
     mapper.writeValueAsString(node)
   }
 

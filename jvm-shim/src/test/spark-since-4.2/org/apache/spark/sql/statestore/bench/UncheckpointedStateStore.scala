@@ -102,9 +102,9 @@ private[bench] final class UncheckpointedStateStore(
   override def put(key: UnsafeRow, value: UnsafeRow, colFamilyName: String): Unit = {
     partition.isChanged = true
     // Spark reuses the memory of both.
-    val kept = value.copy()
-    val of = rows(colFamilyName)
-    if (of.replace(key, kept) == null) of.put(key.copy(), kept)
+    val ownValue = value.copy()
+    val familyRows = rows(colFamilyName)
+    if (familyRows.replace(key, ownValue) == null) familyRows.put(key.copy(), ownValue)
   }
 
   override def remove(key: UnsafeRow, colFamilyName: String): Unit = {
@@ -172,6 +172,6 @@ private[bench] final class UncheckpointedStateStore(
 }
 
 private[bench] object UncheckpointedStateStore {
-  def unsupported(what: String): Nothing =
-    throw new UnsupportedOperationException(s"the benchmark's store without checkpoints has no $what")
+  def unsupported(feature: String): Nothing =
+    throw new UnsupportedOperationException(s"the benchmark's store without checkpoints has no $feature")
 }
