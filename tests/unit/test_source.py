@@ -1,4 +1,4 @@
-"""Tests that the sources never deserialise objects, evaluate data or run a shell."""
+"""Tests that the sources never deserialise objects, evaluate data or run a shell, and of names in Scala."""
 
 from __future__ import annotations
 
@@ -77,3 +77,29 @@ def test_scala_sources_have_no_java_serialisation_or_shell() -> None:
         assert not forbidden.search(source), path
     starts = [path.name for path in SCALA if "ProcessBuilder" in path.read_text()]
     assert starts == ["BackendProcess.scala", "PythonWorkers.scala"]
+
+
+# Pronouns, participles and auxiliaries: a value has the name of its thing.
+NO_NAMES = (
+    "one|found|known|of|told|said|asked|given|wanted|theirs|ours|mine|its|other|others|seen|done|kept|made|held|taken|left"
+    "|written|what|which|it|read"
+)
+# `read` is a verb, `of` a factory as in Java, and `other` a parameter of members that override Spark's.
+MAY_BE_NAMES = re.compile(r"def (read|of)\b|other: (Any|AccumulatorV2)\b")
+SCALA_NAMES = re.compile(
+    rf"\b(val|var|def) +({NO_NAMES})\b"
+    rf"|(?<![\w.])({NO_NAMES}) *(: [^\n,)=]*|=>|<-|@)"
+    rf"|^ *({NO_NAMES}) *=(?!=)"
+    rf"|\b(val|case)\b[^=\n]*(?<![\w.])({NO_NAMES})\b(?!\()[^=\n]*="
+    rf"|\(([^()\n]*, *)?({NO_NAMES})(,[^()\n]*)?\) *=>",
+    re.MULTILINE,
+)
+
+
+def test_scala_names_are_nouns() -> None:
+    paths = sorted((ROOT / "jvm-shim/src").rglob("*.scala"))
+    assert len(paths) > len(SCALA)
+    for path in paths:
+        code = re.sub(r'"(\\.|[^"\\\n])*"|//.*|/\*[\s\S]*?\*/', '""', path.read_text())
+        names = [match[0] for match in SCALA_NAMES.finditer(code) if not MAY_BE_NAMES.match(match[0])]
+        assert names == [], path
