@@ -92,9 +92,9 @@ private[statestore] final class CommitReply(
 /**
  * A loaded version.
  *
- * @param bytesRead  from storage
- * @param usedCopy   whether its base came from a local copy
- * @param wanted     where a copy of its base is wanted, and the content of its families at the base
+ * @param bytesRead    from storage
+ * @param usedCopy     whether its base came from a local copy
+ * @param copyRequest  where a copy of its base is to be written, and the content of its families at the base
  */
 private[statestore] final class LoadedVersion(
     val stored: StoredVersion, val bytesRead: Long, val usedCopy: Boolean,

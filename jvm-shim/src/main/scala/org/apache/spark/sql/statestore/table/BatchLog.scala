@@ -44,7 +44,7 @@ private[table] final class BatchLog(table: StateTable) {
   /** Accounts for a record that was superseded. */
   def superseded(record: Long): Unit = if (record >= startTail) garbage += table.records.sizeOf(record)
 
-  /** Tells that an iterator sees the records before `tail`. Changes nothing while nothing was written. */
+  /** Marks the records before `tail` as read by an iterator. Changes nothing while nothing was written. */
   def markRead(tail: Long): Unit = if (tail > startTail) isFixed = true
 
   def requireComplete(): Unit = if (isIncomplete) {
