@@ -57,12 +57,12 @@ class EventLog:
         EventLogError
             If it does not exist, is empty or damaged, or is something else.
         """
-        found = False
+        has_events = False
         for event in self._decoded():
-            found = True
+            has_events = True
             if event["Event"] in _READ:
                 yield event
-        if not found:
+        if not has_events:
             raise EventLogError(
                 f"{self.url} is empty: the application has written no event. If it runs, wait for a batch."
             )
@@ -121,24 +121,24 @@ class EventLog:
 
     def _rolled(self, files: FileSystem, path: str) -> list[str]:
         """Return the files of a rolling event log in their order, from the newest compacted one on."""
-        found = [
+        numbered_files = [
             (int(match[1]), match[2] is not None, status.path)
             for status in files.list_directory(path)
             if (match := _ROLLED.search(status.path))
         ]
-        if not found:
+        if not numbered_files:
             raise EventLogError(
                 f"{self.url} is a directory without files events_N_…, so no rolling event log: pass the log "
                 "of an application, such as a directory eventlog_v2_…, or a file."
             )
         # A compacted file has what is needed of the files up to its number.
-        compacted = max((number for number, is_compacted, _ in found if is_compacted), default=None)
-        kept = [
+        compacted = max((number for number, is_compacted, _ in numbered_files if is_compacted), default=None)
+        needed_files = [
             (number, file)
-            for number, is_compacted, file in found
+            for number, is_compacted, file in numbered_files
             if compacted is None or number > compacted or (is_compacted and number == compacted)
         ]
-        return [file for _, file in sorted(kept)]
+        return [file for _, file in sorted(needed_files)]
 
 
 def _event(value: Any) -> Event:

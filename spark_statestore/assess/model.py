@@ -235,9 +235,9 @@ def _parts(batch: Batch, cores: int | None) -> Parts:
     # Several operators of one stage measure the time of those below them, too.
     within = min(1.0, durations["addBatch"] / max(1.0, sum(state)))
     opening, update, removal, commit = (within * time for time in state)
-    other = max(0.0, batch.milliseconds - planning - logs - within * sum(state))
+    other_ms = max(0.0, batch.milliseconds - planning - logs - within * sum(state))
     python = batch.tasks.python_ms / parallelism if batch.tasks and batch.tasks.python_ms else None
-    return Parts(batch.milliseconds, planning, logs, opening, update, removal, commit, other, python)
+    return Parts(batch.milliseconds, planning, logs, opening, update, removal, commit, other_ms, python)
 
 
 def _estimate(query: Query, batches: Sequence[Batch], parts: Sequence[Parts], now: Parts) -> Estimate:
@@ -277,8 +277,10 @@ def _with_ratios(provider: str, batch: Batch, part: Parts) -> Parts:
 
 
 def _reasons(query: Query, batch: Batch, now: Parts, here: Parts) -> list[str]:
-    kept = here.planning + here.other
-    reasons = [f"{kept:,.0f} ms are left with any state store: planning, other stages, the sink, scheduling."]
+    fixed_ms = here.planning + here.other
+    reasons = [
+        f"{fixed_ms:,.0f} ms are left with any state store: planning, other stages, the sink, scheduling."
+    ]
     rows = sum(operator.rows for operator in batch.operators)
     if now.commit - here.commit > 0.05 * now.total:
         reasons.append(
@@ -339,8 +341,8 @@ def _medians(parts: Sequence[Parts]) -> Parts:
 def _operator(batches: Sequence[OperatorBatch]) -> OperatorBatch:
     """Return the medians of an operator's figures; its rows and its size are those of the newest batch."""
 
-    def median(of: Callable[[OperatorBatch], int]) -> int:
-        return round(statistics.median(map(of, batches)))
+    def median(value_of: Callable[[OperatorBatch], int]) -> int:
+        return round(statistics.median(map(value_of, batches)))
 
     newest = batches[-1]
     return OperatorBatch(

@@ -60,7 +60,7 @@ class OperatorBatch:
         return self.update_ms + self.removal_ms + self.commit_ms
 
     @property
-    def written(self) -> int | None:
+    def bytes_written(self) -> int | None:
         """Bytes that commits wrote, None if the provider does not report them."""
         return next((self.custom[name] for name in _WRITTEN if name in self.custom), None)
 
@@ -190,7 +190,7 @@ class _Reader:
         self._query_settings: dict[str, dict[str, str]] = {}
         self._cores: dict[str, int] = {}
         self._most_cores = 0
-        self._read = {
+        self._handlers = {
             event_log.STARTED: self._started,
             event_log.PROGRESS: self._progress,
             event_log.TASK: self._task,
@@ -203,7 +203,7 @@ class _Reader:
 
     def read(self, event: Event) -> None:
         try:
-            self._read[event["Event"]](event)
+            self._handlers[event["Event"]](event)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise EventLogError(
                 f"{self._url} has an event {event['Event']} without what Spark 3.3 and later write in it: "
@@ -287,8 +287,8 @@ class _Reader:
         description = str(event.get("description") or "")
         for run, query in self._queries.items():
             if query.checkpoint is None and f"runId = {run}" in description:
-                found = _CHECKPOINT.search(str(event.get("physicalPlanDescription") or ""))
-                query.checkpoint = found and found[1]
+                match = _CHECKPOINT.search(str(event.get("physicalPlanDescription") or ""))
+                query.checkpoint = match and match[1]
 
     def _environment(self, event: Event) -> None:
         properties = event["Spark Properties"]

@@ -129,9 +129,9 @@ def assess(
 def _node(assessed: Assessment, prices: Prices) -> dict[str, Any]:
     query = assessed.query
     requests = {
-        name: {"put": made.puts, "get": made.gets, "usd": made.dollars(prices.put, prices.get)}
-        for name, made in (("present", assessed.requests), ("here", assessed.requests_here))
-        if made
+        name: {"put": counts.puts, "get": counts.gets, "usd": counts.dollars(prices.put, prices.get)}
+        for name, counts in (("present", assessed.requests), ("here", assessed.requests_here))
+        if counts
     }
     return {
         "log": query.log,
@@ -158,11 +158,11 @@ def _sections(assessed: Assessment, prices: Prices) -> list[Section]:
     name = f"query {query.name or 'without a name'} ({query.id}), {query.provider}"
     counted = f"{len(query.batches)} batches with data, of which the last {len(assessed.counted)} count"
     cores = f"; {query.cores} cores" if query.cores else ""
-    made: list[Section] = [f"{query.log}\n{name}\n{counted}{cores}; {assessed.input_rows} rows a batch"]
-    made.append(_times(assessed))
+    sections: list[Section] = [f"{query.log}\n{name}\n{counted}{cores}; {assessed.input_rows} rows a batch"]
+    sections.append(_times(assessed))
     if not assessed.operators:
-        return [*made, "The query has no stateful operators: no state store takes part in it."]
-    made.append(_operators(assessed))
+        return [*sections, "The query has no stateful operators: no state store takes part in it."]
+    sections.append(_operators(assessed))
     if assessed.requests and assessed.requests_here:
         a_day = _DAY / max(0.001, _seconds_between(assessed))
         stores = {query.provider: assessed.requests, "spark-statestore": assessed.requests_here}
@@ -175,18 +175,20 @@ def _sections(assessed: Assessment, prices: Prices) -> list[Section]:
             )
             for store, requests in stores.items()
         ]
-        made.append((("requests of a batch, object storage", "PUT, LIST", "GET, HEAD", "USD a day"), rows))
+        sections.append(
+            (("requests of a batch, object storage", "PUT, LIST", "GET, HEAD", "USD a day"), rows)
+        )
     if assessed.estimate is None:
-        return [*made, "No estimate: " + assessed.no_estimate]
+        return [*sections, "No estimate: " + assessed.no_estimate]
     estimate = assessed.estimate
-    made.append(
+    sections.append(
         f"estimate with spark-statestore: {estimate.milliseconds:,.0f} ms a batch, "
         f"{estimate.low:,.0f} to {estimate.high:,.0f} ({estimate.milliseconds / assessed.parts.total:.2f} "
         f"times the present {assessed.parts.total:,.0f} ms); confidence {estimate.confidence}: "
         f"{estimate.basis}"
     )
-    made.append("\n".join(f"* {reason}" for reason in estimate.reasons))
-    return made
+    sections.append("\n".join(f"* {reason}" for reason in estimate.reasons))
+    return sections
 
 
 def _times(assessed: Assessment) -> Table:
@@ -226,7 +228,7 @@ def _operators(assessed: Assessment) -> Table:
             operator.removed,
             size(operator.memory_bytes),
             operator.commit_ms,
-            None if operator.written is None else size(operator.written),
+            None if operator.bytes_written is None else size(operator.bytes_written),
         )
         for number, operator in enumerate(assessed.operators)
     ]

@@ -34,11 +34,11 @@ def write_report(
     """Write the report; it loads nothing from elsewhere."""
     parts = [f"<p>{html.escape(note)}</p>" for note in notes]
     for assessed, sections in queries:
-        title, *others = sections
+        title, *body = sections
         heading = assessed.query.name or assessed.query.id
         image = image_of(_figure(assessed), "batch time by part, and by batch")
         parts.append(f"<h2>{html.escape(heading)}</h2>{_html(title)}{image}")
-        parts += map(_html, others)
+        parts += map(_html, body)
     Path(file).write_text(
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f"<title>spark-statestore assess</title><style>{_STYLE}</style></head><body>"
@@ -71,11 +71,11 @@ def _figure(assessed: Assessment) -> Figure:
     estimate = assessed.estimate
     stores = [assessed.query.provider, *(["spark-statestore, estimate"] if estimate else [])]
     parts = [assessed.parts, *([estimate.parts] if estimate else [])]
-    left = [0.0] * len(parts)
+    starts = [0.0] * len(parts)
     for name in _STACKED:
         widths = [getattr(part, name) for part in parts]
-        bars.barh(stores, widths, left=left, label=name)
-        left = [start + width for start, width in zip(left, widths, strict=True)]
+        bars.barh(stores, widths, left=starts, label=name)
+        starts = [start + width for start, width in zip(starts, widths, strict=True)]
     bars.invert_yaxis()
     bars.set(title="Parts of a batch", xlabel="milliseconds")
     bars.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4, fontsize=8)

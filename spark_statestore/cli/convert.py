@@ -55,7 +55,7 @@ def convert(
     spark = _session(master, conf)
     try:
         with out.progress("converting") as report:
-            done = api.convert(
+            conversion = api.convert(
                 spark,
                 source,
                 target,
@@ -67,7 +67,7 @@ def convert(
             )
     finally:
         spark.stop()
-    _print(out, done)
+    _print(out, conversion)
 
 
 def _session(master: str, conf: tuple[str, ...]) -> SparkSession:
@@ -95,45 +95,48 @@ def _session(master: str, conf: tuple[str, ...]) -> SparkSession:
     return configure(builder).getOrCreate()
 
 
-def _print(out: Output, done: Conversion) -> None:
+def _print(out: Output, conversion: Conversion) -> None:
     node = {
-        "source": done.source,
-        "target": done.target,
-        "source_provider": done.source_provider,
-        "provider": done.provider,
-        "batch": done.batch,
-        "watermark_ms": done.watermark_ms,
-        "checkpoint_format": done.checkpoint_format,
-        "partitions": done.partitions,
-        "states": done.states,
-        "rows": done.rows,
-        "bytes": done.bytes,
-        "source_bytes": done.source_bytes,
-        "seconds": round(done.seconds, 3),
-        "dry_run": done.dry_run,
+        "source": conversion.source,
+        "target": conversion.target,
+        "source_provider": conversion.source_provider,
+        "provider": conversion.provider,
+        "batch": conversion.batch,
+        "watermark_ms": conversion.watermark_ms,
+        "checkpoint_format": conversion.checkpoint_format,
+        "partitions": conversion.partitions,
+        "states": conversion.states,
+        "rows": conversion.rows,
+        "bytes": conversion.bytes,
+        "source_bytes": conversion.source_bytes,
+        "seconds": round(conversion.seconds, 3),
+        "dry_run": conversion.dry_run,
     }
-    watermark = when(done.watermark_ms) if done.watermark_ms else "none"
-    source_batch = f"batch {done.batch}, watermark {watermark}, checkpoint format v{done.checkpoint_format}"
-    counts = sorted(set(done.partitions.values()))
+    watermark = when(conversion.watermark_ms) if conversion.watermark_ms else "none"
+    source_batch = (
+        f"batch {conversion.batch}, watermark {watermark}, checkpoint format v{conversion.checkpoint_format}"
+    )
+    counts = sorted(set(conversion.partitions.values()))
     partitions = f"{', '.join(map(str, counts))} partitions"
-    stored = "" if done.source_bytes is None else f", {size(done.source_bytes)} of state files"
-    if done.dry_run:
+    stored = "" if conversion.source_bytes is None else f", {size(conversion.source_bytes)} of state files"
+    if conversion.dry_run:
         out.result(
             node,
-            f"{done.source} can be converted from {done.source_provider} to {done.provider}",
+            f"{conversion.source} can be converted from {conversion.source_provider} "
+            f"to {conversion.provider}",
             source_batch,
             partitions + stored,
         )
         return
     rows = [
         (s.operator, s.operator_name, s.store, s.column_family, s.rows, s.values, size(s.bytes), s.checksum)
-        for s in done.states
+        for s in conversion.states
     ]
     headings = ["operator", "name", "store", "column family", "keys", "rows", "bytes", "checksum"]
     out.result(
         node,
         table(headings, rows),
-        f"{done.target} is ready: its {done.rows} rows are equal to those of {done.source}",
-        f"{source_batch}, {partitions}; {done.seconds:.1f} s",
-        f"start the query there with {done.provider}",
+        f"{conversion.target} is ready: its {conversion.rows} rows are equal to those of {conversion.source}",
+        f"{source_batch}, {partitions}; {conversion.seconds:.1f} s",
+        f"start the query there with {conversion.provider}",
     )

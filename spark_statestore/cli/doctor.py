@@ -135,10 +135,14 @@ def _java() -> str:
         raise _Failed(
             f"there is no {java or 'java on the PATH'}: install Java {_JAVA}, or set JAVA_HOME to where it is"
         )
-    done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_SECONDS, check=False)
-    match = re.search(r'version "(\d+)([^"]*)"', done.stderr)
+    process = subprocess.run(
+        [java, "-version"], capture_output=True, text=True, timeout=_SECONDS, check=False
+    )
+    match = re.search(r'version "(\d+)([^"]*)"', process.stderr)
     if match is None:
-        raise _Failed(f"{java} does not print its version: {done.stderr.strip() or done.stdout.strip()}")
+        raise _Failed(
+            f"{java} does not print its version: {process.stderr.strip() or process.stdout.strip()}"
+        )
     if int(match[1]) < _JAVA:
         raise _Failed(f"{java} is Java {match[1]}{match[2]}: Spark 4 needs Java {_JAVA} or newer")
     return f"Java {match[1]}{match[2]}, {java}"
@@ -170,7 +174,7 @@ def _jar() -> str:
 
 
 def _interpreter(python: str) -> str:
-    done = subprocess.run(
+    process = subprocess.run(
         [python, "-c", _IMPORTS],
         capture_output=True,
         text=True,
@@ -178,10 +182,10 @@ def _interpreter(python: str) -> str:
         check=False,
         env=_environment(),
     )
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
+    if process.returncode:
+        last = process.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
         raise _Failed(f"{python} cannot run the backend: {last[0]}: install pyarrow and fsspec for it")
-    version, pyarrow, fsspec, package = json.loads(done.stdout)
+    version, pyarrow, fsspec, package = json.loads(process.stdout)
     if package != __version__:
         raise _Failed(
             f"{python} has spark-statestore {package}, but this one is {__version__}: install the same"
@@ -252,13 +256,13 @@ def _checkpoint(
         spark: {"continues": not reasons, "reasons": reasons} for spark, reasons in obstacles.items()
     }
     able = [spark for spark, reasons in obstacles.items() if not reasons]
-    others = _grouped({spark: reasons for spark, reasons in obstacles.items() if reasons})
-    summary = "; ".join([f"continues on Spark {', '.join(able) or 'none'}", *others])
+    obstacle_texts = _grouped({spark: reasons for spark, reasons in obstacles.items() if reasons})
+    summary = "; ".join([f"continues on Spark {', '.join(able) or 'none'}", *obstacle_texts])
     version = version or installed_spark()
-    if version is not None and (wanted := minor_of(version)) not in able:
-        if wanted not in obstacles:
-            summary += f"; spark-statestore {__version__} does not support Spark {wanted}"
-        raise _Failed(f"Spark {wanted} cannot continue this query: {summary}")
+    if version is not None and (minor := minor_of(version)) not in able:
+        if minor not in obstacles:
+            summary += f"; spark-statestore {__version__} does not support Spark {minor}"
+        raise _Failed(f"Spark {minor} cannot continue this query: {summary}")
     if not able:
         raise _Failed(summary)
     return summary
@@ -266,10 +270,12 @@ def _checkpoint(
 
 def _grouped(obstacles: Mapping[str, tuple[str, ...]]) -> list[str]:
     """Return a sentence for all versions that have the same reasons."""
-    sparks: dict[tuple[str, ...], list[str]] = {}
+    versions_by_reasons: dict[tuple[str, ...], list[str]] = {}
     for spark, reasons in obstacles.items():
-        sparks.setdefault(reasons, []).append(spark)
-    return [f"not on {', '.join(names)}: {'; '.join(reasons)}" for reasons, names in sparks.items()]
+        versions_by_reasons.setdefault(reasons, []).append(spark)
+    return [
+        f"not on {', '.join(names)}: {'; '.join(reasons)}" for reasons, names in versions_by_reasons.items()
+    ]
 
 
 def _round_trip(url: str) -> str:
@@ -290,8 +296,8 @@ def _round_trip(url: str) -> str:
             pending = begin_checkpoint(store, name, str(name.id), column_families)
             pending.write(0, batch.serialize())
             pending.publish(None, None, None)
-            read = [change for _, change in read_version(store, name, store.load(name))]
-            if [change.to_pydict() for change in read] != [batch.to_pydict()]:
+            changes = [change for _, change in read_version(store, name, store.load(name))]
+            if [change.to_pydict() for change in changes] != [batch.to_pydict()]:
                 raise _Failed(f"{directory} returned other bytes than were written there")
         finally:
             files.delete_directory(path, recursive=True)

@@ -136,10 +136,10 @@ def show(
     if operator is None:
         operator = _only_operator(query, batch)
     partition, store = partition or 0, store or "default"
-    wanted = StoreId(operator, partition, store)
+    store_id = StoreId(operator, partition, store)
     for version in query.stores(batch, operator):
-        if version.store == wanted:
-            _show_store(out, query.open(wanted).metadata(version.name, version.attempt_id))
+        if version.store == store_id:
+            _show_store(out, query.open(store_id).metadata(version.name, version.attempt_id))
             return
     described = query.operator(operator, batch)
     raise CheckpointNotFoundError(

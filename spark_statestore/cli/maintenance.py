@@ -82,23 +82,23 @@ def repair(out: Output, checkpoint: str, dry_run: bool, **arguments: Any) -> Non
     rolled-back/, and the query runs these batches again. Nothing is changed if the newest batch is intact.
     """
     with out.progress("verifying stores") as progress:
-        done = repair_checkpoint(checkpoint, dry_run, progress=progress, **arguments)
-    parts = [part for verification in done.broken for part in _verification(verification)]
+        result = repair_checkpoint(checkpoint, dry_run, progress=progress, **arguments)
+    parts = [part for verification in result.broken for part in _verification(verification)]
     undone = []
-    if done.undone_rollback is not None:
+    if result.undone_rollback is not None:
         would = "would be" if dry_run else "was"
-        undone = [f"the rollback {done.undone_rollback}, made while the query ran, {would} undone"]
-    if not done.broken or not done.moved:
-        intact = f"batch {done.batch} is the newest one, and it is intact: nothing to repair"
-        out.result(done, *parts, *(undone or [intact]), *_problems(done.covered))
+        undone = [f"the rollback {result.undone_rollback}, made while the query ran, {would} undone"]
+    if not result.broken or not result.moved:
+        intact = f"batch {result.batch} is the newest one, and it is intact: nothing to repair"
+        out.result(result, *parts, *(undone or [intact]), *_problems(result.covered))
         return
     out.result(
-        done,
+        result,
         *undone,
         *parts,
-        f"the query {'would be' if dry_run else 'was'} rolled back to batch {done.batch}; moved files:",
-        *done.moved,
-        *_problems(done.covered),
+        f"the query {'would be' if dry_run else 'was'} rolled back to batch {result.batch}; moved files:",
+        *result.moved,
+        *_problems(result.covered),
     )
 
 
@@ -126,30 +126,30 @@ def gc(out: Output, checkpoint: str, older_than: float, dry_run: bool, **argumen
     some of its files cannot be read.
     """
     with out.progress("collecting") as progress:
-        done = collect(checkpoint, dry_run, older_than=older_than * 3600, progress=progress, **arguments)
-    files = f"{len(done.orphans)} files, {size(done.bytes)}"
-    young = f"; {done.young} more are too young" if done.young else ""
+        result = collect(checkpoint, dry_run, older_than=older_than * 3600, progress=progress, **arguments)
+    files = f"{len(result.orphans)} files, {size(result.bytes)}"
+    young = f"; {result.young} more are too young" if result.young else ""
     out.result(
-        plain(done) | {"bytes": done.bytes},
+        plain(result) | {"bytes": result.bytes},
         *(
-            [table(["file", "bytes", "why"], [(o.url, size(o.size), o.reason) for o in done.orphans])]
-            if done.orphans
+            [table(["file", "bytes", "why"], [(o.url, size(o.size), o.reason) for o in result.orphans])]
+            if result.orphans
             else []
         ),
         f"{'would be removed' if dry_run else 'removed'}: {files}{young}",
-        *_problems(done.skipped),
+        *_problems(result.skipped),
     )
-    if done.skipped:
+    if result.skipped:
         raise click.exceptions.Exit(FAILED)
 
 
 def _verification(verification: Verification) -> list[str]:
     if verification.ok:
-        what = (
+        contents = (
             f"{verification.stores} stores, {verification.files} files and parts of files, "
             f"{size(verification.bytes)}"
         )
-        return [f"batch {verification.batch} is intact: {what}", *_problems(verification.problems)]
+        return [f"batch {verification.batch} is intact: {contents}", *_problems(verification.problems)]
     return [
         f"batch {verification.batch} is not intact, problems: {len(verification.problems)}",
         *_problems(verification.problems),

@@ -75,7 +75,7 @@ def migrate(
     for operator, family, path, text in _parsed("--column", _COLUMN, columns):
         values.setdefault(_key(operator, family), {})[path] = text
     with out.progress("taking state") as report:
-        done = migrate_state(
+        migration = migrate_state(
             source,
             started,
             target,
@@ -93,11 +93,11 @@ def migrate(
             progress=report,
             **arguments,
         )
-    ready = f"{target} is ready: the changed query, started there, resumes after batch {done.batch}"
+    ready = f"{target} is ready: the changed query, started there, resumes after batch {migration.batch}"
     out.result(
-        {"checkpoint": None if dry_run else target, "batch": done.batch}
-        | {"states": done.states, "dropped": done.dropped},
-        str(done),
+        {"checkpoint": None if dry_run else target, "batch": migration.batch}
+        | {"states": migration.states, "dropped": migration.dropped},
+        str(migration),
         "dry run: nothing was written" if dry_run else ready,
     )
 
@@ -108,10 +108,10 @@ def _key(operator: str, family: str | None) -> StateKey:
 
 def _parsed(option: str, form: re.Pattern[str], texts: Iterable[str]) -> list[tuple[str, ...]]:
     """Return the parts of an option's values."""
-    found = []
+    parsed_values = []
     for text in texts:
         parts = form.fullmatch(text)
         if parts is None:
             raise click.UsageError(f"{option} {text!r} has another form than `migrate --help` shows.")
-        found.append(parts.groups())
-    return found
+        parsed_values.append(parts.groups())
+    return parsed_values

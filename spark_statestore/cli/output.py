@@ -91,7 +91,7 @@ class Output:
             click.echo(_shown(f"error: {message}"), err=True)
 
     @contextmanager
-    def progress(self, what: str) -> Iterator[Report]:
+    def progress(self, description: str) -> Iterator[Report]:
         """Show a progress bar on standard error, if that is a terminal.
 
         The bar is indeterminate until the first report.
@@ -99,9 +99,9 @@ class Output:
         console = _console(sys.stderr)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-            task = bar.add_task(what, total=None)
-            yield lambda done, total, what=None: bar.update(
-                task, completed=done, total=total, description=what
+            task = bar.add_task(description, total=None)
+            yield lambda completed, total, message=None: bar.update(
+                task, completed=completed, total=total, description=message
             )
 
 
@@ -177,14 +177,14 @@ def _print_json(node: Any) -> None:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
     """Build a table; numbers are aligned to the right."""
-    made = Table(box=None, pad_edge=False, header_style="bold")
+    rich_table = Table(box=None, pad_edge=False, header_style="bold")
     cells = [list(row) for row in rows]
     for number, column in enumerate(columns):
         numeric = bool(cells) and all(isinstance(row[number], int | float | _Size) for row in cells)
-        made.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        rich_table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in cells:
-        made.add_row(*(Text("" if cell is None else _shown(str(cell))) for cell in row))
-    return made
+        rich_table.add_row(*(Text("" if cell is None else _shown(str(cell))) for cell in row))
+    return rich_table
 
 
 def _shown(text: str) -> str:

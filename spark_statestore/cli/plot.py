@@ -115,7 +115,7 @@ def plot(out: Output, checkpoint: str, file: str, batches: int, checkpoints_dir:
     newest: list[StoreSummary] = []
     with out.progress("reading metadata") as progress:
         for number, batch in enumerate(chosen):
-            stores = _kept(query, batch, is_newest=batch == chosen[-1])
+            stores = _stores_of(query, batch, is_newest=batch == chosen[-1])
             if stores:
                 started = int(query.offsets(batch).metadata.get("batchTimestampMs", stores[0].created_ms))
                 published = merged.publication_times({store.version for store in stores})
@@ -134,7 +134,7 @@ def plot(out: Output, checkpoint: str, file: str, batches: int, checkpoints_dir:
     )
 
 
-def _kept(query: QueryCheckpoint, batch: int, *, is_newest: bool) -> list[StoreSummary]:
+def _stores_of(query: QueryCheckpoint, batch: int, *, is_newest: bool) -> list[StoreSummary]:
     """Return the stores of a batch; none if its versions are no longer retained."""
     try:
         return summarize(query, batch)

@@ -33,15 +33,15 @@ def get(out: Output, checkpoint: str, key: str, **state: Any) -> None:
     """
     parse_json(key)
     matching: list[dict[str, Any]] = []
-    wanted = None
+    key_value = None
     with out.progress("reading state") as progress:
-        read = 0
+        row_count = 0
         for rows in iter_state(checkpoint, **state):
-            if wanted is None:
-                wanted = parse_key(key, rows.schema.field("key").type)
-            matching += rows.filter(pc.fill_null(matches(rows["key"], wanted), False)).to_pylist()
-            read += rows.num_rows
-            progress(read, read)
+            if key_value is None:
+                key_value = parse_key(key, rows.schema.field("key").type)
+            matching += rows.filter(pc.fill_null(matches(rows["key"], key_value), False)).to_pylist()
+            row_count += rows.num_rows
+            progress(row_count, row_count)
     _print_rows(out, matching)
     if not matching:
         raise click.exceptions.Exit(FAILED)
@@ -103,13 +103,13 @@ def parse_json(text: str) -> Any:
         raise click.UsageError(f"the key {text!r} is not JSON: {meant}.") from error
 
 
-def matches(column: pa.Array, wanted: Any) -> pa.Array:
+def matches(column: pa.Array, key: Any) -> pa.Array:
     """Compare each value with None, a scalar or its text, or for a struct with the fields to compare."""
-    if wanted is None:
+    if key is None:
         return column.is_null()
-    if isinstance(wanted, dict) and pa.types.is_struct(column.type):
+    if isinstance(key, dict) and pa.types.is_struct(column.type):
         mask = column.is_valid()
-        for name, value in wanted.items():
+        for name, value in key.items():
             position = column.type.get_field_index(name)
             if position < 0:
                 names = ", ".join(field.name for field in column.type)
@@ -117,15 +117,15 @@ def matches(column: pa.Array, wanted: Any) -> pa.Array:
             mask = pc.and_(mask, pc.fill_null(matches(pc.struct_field(column, position), value), False))
         return mask
     try:
-        if isinstance(wanted, str) and pa.types.is_binary(column.type):
-            value = pa.scalar(bytes.fromhex(wanted), column.type)
-        elif isinstance(wanted, str) and not pa.types.is_nested(column.type):
-            value = pa.scalar(wanted).cast(column.type)
+        if isinstance(key, str) and pa.types.is_binary(column.type):
+            value = pa.scalar(bytes.fromhex(key), column.type)
+        elif isinstance(key, str) and not pa.types.is_nested(column.type):
+            value = pa.scalar(key).cast(column.type)
         else:
-            value = pa.scalar(wanted, column.type)
+            value = pa.scalar(key, column.type)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise click.UsageError(
-            f"{wanted!r} is not a value of the type {column.type}: {str(error).rstrip('.')}."
+            f"{key!r} is not a value of the type {column.type}: {str(error).rstrip('.')}."
         ) from error
     if pa.types.is_nested(column.type):
         return pa.array([element.is_valid and element == value for element in column], pa.bool_())

@@ -38,8 +38,8 @@ def savepoint() -> None:
 def trigger(out: Output, checkpoint: str, target: str, **arguments: Any) -> None:
     """Trigger a savepoint of a checkpoint. The query may be running."""
     with out.progress("taking the savepoint") as report:
-        made = api.savepoint(checkpoint, target, progress=report, **arguments)
-    out.result(made, made.path)
+        result = api.savepoint(checkpoint, target, progress=report, **arguments)
+    out.result(result, result.path)
 
 
 @savepoint.command("list")
@@ -124,7 +124,7 @@ def restore(
             savepoint, new_checkpoint, claim_mode=claim_mode, dry_run=dry_run, progress=report, **arguments
         )
     if not dry_run:
-        _made(out, new_checkpoint, batch)
+        _print_new_checkpoint(out, new_checkpoint, batch)
         return
     removed = api.dispose_savepoint(savepoint, dry_run=True) if claim_mode == "claim" else []
     out.result(
@@ -143,7 +143,7 @@ def dispose(out: Output, savepoint: str, dry_run: bool) -> None:
     """Delete a savepoint and the state that it retains. Refused if others need it."""
     with out.progress("disposing"):
         removed = api.dispose_savepoint(savepoint, dry_run=dry_run)
-    _listed(out, savepoint, removed, dry_run, "removed")
+    _print_files(out, savepoint, removed, dry_run, "removed")
 
 
 @click.command("holds")
@@ -163,7 +163,7 @@ def holds(
     if remove is not None:
         with out.progress("removing the hold"):
             removed = release_hold(checkpoint, remove, dry_run=dry_run, checkpoints_dir=checkpoints_dir)
-        _listed(out, checkpoint, [removed.url], dry_run, "removed")
+        _print_files(out, checkpoint, [removed.url], dry_run, "removed")
         return
     with out.progress("reading holds"):
         inspected = inspect_holds(checkpoint, checkpoints_dir=checkpoints_dir)
@@ -198,7 +198,7 @@ def rollback(out: Output, checkpoint: str, batch: int, dry_run: bool, **argument
     """
     with out.progress("rolling back"):
         moved = api.rollback(checkpoint, batch, dry_run=dry_run, **arguments)
-    _listed(out, checkpoint, moved, dry_run, "moved")
+    _print_files(out, checkpoint, moved, dry_run, "moved")
 
 
 @click.command("begin-output")
@@ -236,7 +236,7 @@ def clone(out: Output, checkpoint: str, new_checkpoint: str, **arguments: Any) -
     """Copy a checkpoint, to run the query a second time."""
     with out.progress("cloning") as report:
         cloned = api.clone(checkpoint, new_checkpoint, progress=report, **arguments)
-    _made(out, new_checkpoint, cloned)
+    _print_new_checkpoint(out, new_checkpoint, cloned)
 
 
 @click.command("rescale")
@@ -273,19 +273,19 @@ def rescale(
         rescaled = api.rescale(
             checkpoint, new_checkpoint, number, in_place=in_place, progress=report, **arguments
         )
-    _made(out, new_checkpoint or checkpoint, rescaled)
+    _print_new_checkpoint(out, new_checkpoint or checkpoint, rescaled)
 
 
-def _made(out: Output, new_checkpoint: str, batch: int) -> None:
+def _print_new_checkpoint(out: Output, new_checkpoint: str, batch: int) -> None:
     out.result(
         {"checkpoint": new_checkpoint, "batch": batch},
         f"{new_checkpoint} is ready: a query that is started there resumes after batch {batch}",
     )
 
 
-def _listed(out: Output, path: str, files: Sequence[str], dry_run: bool, done: str) -> None:
+def _print_files(out: Output, path: str, files: Sequence[str], dry_run: bool, action: str) -> None:
     out.result(
-        {"path": path, "dry_run": dry_run, done.replace(" ", "_"): list(files)},
-        f"{f'would be {done}' if dry_run else done}: {len(files)} files",
+        {"path": path, "dry_run": dry_run, action.replace(" ", "_"): list(files)},
+        f"{f'would be {action}' if dry_run else action}: {len(files)} files",
         *files,
     )

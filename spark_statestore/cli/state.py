@@ -131,17 +131,17 @@ def erase(out: Output, checkpoint: str, where: str, **arguments: Any) -> None:
     if a key may be left. An interrupted erasure is repeated.
     """
     with out.progress("erasing keys") as report:
-        done = erase_state(checkpoint, where, progress=report, **arguments)
-    batches = ", ".join(map(str, done.batches)) or "none"
-    copies = f", and of {len(done.savepoints)} savepoints" if done.savepoints else ""
+        erasure = erase_state(checkpoint, where, progress=report, **arguments)
+    batches = ", ".join(map(str, erasure.batches)) or "none"
+    copies = f", and of {len(erasure.savepoints)} savepoints" if erasure.savepoints else ""
     out.result(
-        plain(done) | {"ok": done.absence.ok},
-        f"{done.stores} stores were written anew, of the batches: {batches}{copies}",
-        *(f"written anew: the savepoint {url}" for url in done.savepoints),
-        f"{done.rows} rows of the newest batch were erased, and {done.files} files deleted",
-        *(f"not read, as no retained batch needs it: {url}" for url in done.absence.unknown),
+        plain(erasure) | {"ok": erasure.absence.ok},
+        f"{erasure.stores} stores were written anew, of the batches: {batches}{copies}",
+        *(f"written anew: the savepoint {url}" for url in erasure.savepoints),
+        f"{erasure.rows} rows of the newest batch were erased, and {erasure.files} files deleted",
+        *(f"not read, as no retained batch needs it: {url}" for url in erasure.absence.unknown),
     )
-    if not done.absence.ok:
+    if not erasure.absence.ok:
         raise click.exceptions.Exit(FAILED)
 
 
@@ -180,11 +180,11 @@ def _write(
     changes: Any = where
     with out.progress("writing state") as report:
         if file is not None:
-            found = find_state(
+            source_state = find_state(
                 source, operator, store, column_family, batch, None, checkpoints_dir=checkpoints_dir
             )
-            changes = read_changes(file, found.columns(None).schema, mode)
-        written = write_state(
+            changes = read_changes(file, source_state.columns(None).schema, mode)
+        result = write_state(
             source,
             target,
             changes,
@@ -198,19 +198,19 @@ def _write(
             checkpoints_dir=checkpoints_dir,
             progress=report,
         )
-    done = (
-        f"{source} is changed: the query that is started there resumes after batch {written.batch}"
+    summary = (
+        f"{source} is changed: the query that is started there resumes after batch {result.batch}"
         if target is None
-        else f"{target} is ready: a query that is started there resumes after batch {written.batch}"
+        else f"{target} is ready: a query that is started there resumes after batch {result.batch}"
     )
     out.result(
         {
             "checkpoint": source if target is None else target,
-            "batch": written.batch,
-            "added": written.added,
-            "changed": written.changed,
-            "removed": written.removed,
+            "batch": result.batch,
+            "added": result.added,
+            "changed": result.changed,
+            "removed": result.removed,
         },
-        done,
-        f"keys: {written.added} added, {written.changed} changed, {written.removed} removed",
+        summary,
+        f"keys: {result.added} added, {result.changed} changed, {result.removed} removed",
     )
