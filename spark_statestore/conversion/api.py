@@ -165,23 +165,23 @@ def convert(
     remove_interrupted(target)
     with _reserved(spark, origin, target) as location:
         run = _Run(spark, origin, location, provider, counts, with_ids, progress)
-        written = run.write() if partitions is None else run.write_rescaled(partitions)
-        states = run.compare(written)
+        target_state = run.write() if partitions is None else run.write_rescaled(partitions)
+        states = run.compare(target_state)
         if added := activity.added():
             raise QueryRunningError(
                 f"the query of {origin.checkpoint.url} runs: it has written {', '.join(added)} during the "
                 "conversion, which lacks them. Stop it, then try again; no checkpoint was made."
             )
-        written.copy.write_logs()
-        written.copy.publish(reserved=True)
-    return Conversion(**plan, partitions=written.counts, states=states, seconds=time.monotonic() - begun)
+        target_state.copy.write_logs()
+        target_state.copy.publish(reserved=True)
+    return Conversion(**plan, partitions=target_state.counts, states=states, seconds=time.monotonic() - begun)
 
 
 _Ids = Mapping[int, Sequence[Sequence[str]]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
+class _TargetState:
     """The files of a checkpoint, without Spark's logs and the last one, which `copy` publishes.
 
     There are checkpoint ids of the stores in format 2, and the number of partitions of each operator.
@@ -213,11 +213,11 @@ class _Run:
         self._with_ids = with_ids
         self._progress = progress
 
-    def write(self) -> _Written:
+    def write(self) -> _TargetState:
         """Write all files but the logs and the last, in the same partitions."""
         return self._convert(self._source, self._target, self._provider, self._counts)
 
-    def write_rescaled(self, partitions: int) -> _Written:
+    def write_rescaled(self, partitions: int) -> _TargetState:
         """Write all files but the logs and the last, by way of this store.
 
         This store knows Spark's partitioning.
@@ -241,25 +241,30 @@ class _Run:
             with_ids=self._with_ids,
         )
         copy.write()
-        written = _Written(copy, copy.state_ids, dict(copy.partitions_written))
+        target_state = _TargetState(copy, copy.state_ids, dict(copy.partitions_written))
         if not is_last:
-            rescaled = self._as_source(place, written)
-            written = self._convert(rescaled, self._target, self._provider, written.counts)
+            rescaled = self._as_source(place, target_state)
+            target_state = self._convert(rescaled, self._target, self._provider, target_state.counts)
         files, directory = open_file_system(scratch)
         files.delete_directory(directory, recursive=True)
-        return written
+        return target_state
 
-    def compare(self, written: _Written) -> tuple[ConvertedState, ...]:
+    def compare(self, target_state: _TargetState) -> tuple[ConvertedState, ...]:
         """Read all rows of both sides, raise if they differ, and return what they have."""
         source = self._source
         sides = {
             "source": _origin(source, self._counts),
             "target": side(
-                source, self._target, self._provider, written.counts, written.ids, with_ids=self._with_ids
+                source,
+                self._target,
+                self._provider,
+                target_state.counts,
+                target_state.ids,
+                with_ids=self._with_ids,
             ),
         }
         job = Job(self._spark, source.batch + 1, sides, self._progress)
-        same_partitions = written.counts == self._counts
+        same_partitions = target_state.counts == self._counts
         digests = job.digests("source"), job.digests("target")
         here, there = (_added_up(copies, by_partition=same_partitions) for copies in digests)
         for where in sorted(here.keys() | there.keys()):
@@ -294,7 +299,7 @@ class _Run:
         target: CheckpointStorageLocationReference,
         provider: str,
         counts: dict[int, int],
-    ) -> _Written:
+    ) -> _TargetState:
         """Copy all stores, and Spark's files except the logs and the last."""
         sides = {
             "source": _origin(source, counts),
@@ -310,17 +315,17 @@ class _Run:
             conf={PROVIDER_KEY: provider},
         )
         copy.write(state=False, state_ids=ids)
-        return _Written(copy, ids, counts)
+        return _TargetState(copy, ids, counts)
 
-    def _as_source(self, location: CheckpointStorageLocationReference, written: _Written) -> Source:
+    def _as_source(self, location: CheckpointStorageLocationReference, state: _TargetState) -> Source:
         """Return an intermediate location as the source of the next step."""
-        written.copy.write_logs()
+        state.copy.write_logs()
         url = decode_path_from_reference(location)
         return Source(url, self._source.batch, None, query_id=self._source.query_id)
 
 
 def _origin(source: Source, counts: Mapping[int, int]) -> dict[str, Any]:
-    location = encode_path_as_reference(source.given)
+    location = encode_path_as_reference(source.url)
     return side(source, location, source.provider, counts, source.ids, with_ids=source.ids is not None)
 
 

@@ -47,9 +47,10 @@ class Job:
 
         Return None in format 1, which has no ids.
         """
-        written = json.loads(self._run("copying", self._conversion.copy))
+        copied_stores = json.loads(self._run("copying", self._conversion.copy))
         written_ids = {
-            (copied["operator"], copied["partition"], copied["store"]): copied["id"] for copied in written
+            (copied["operator"], copied["partition"], copied["store"]): copied["id"]
+            for copied in copied_stores
         }
         if not any(written_ids.values()):
             return None
@@ -73,10 +74,10 @@ class Job:
         return digests
 
     def _run(self, phase: str, call: Callable[[], str]) -> str:
-        done = threading.Event()
+        end = threading.Event()
         watcher = None
         if self._progress is not None:
-            watcher = threading.Thread(target=self._report, args=(phase, done, self._progress), daemon=True)
+            watcher = threading.Thread(target=self._report, args=(phase, end, self._progress), daemon=True)
             watcher.start()
         try:
             return call()
@@ -85,13 +86,13 @@ class Job:
                 f"{phase} failed: {_cause(error)}. Nothing was changed, and no checkpoint was made."
             ) from error
         finally:
-            done.set()
+            end.set()
             if watcher is not None:
                 watcher.join()
 
-    def _report(self, phase: str, done: threading.Event, progress: Progress) -> None:
+    def _report(self, phase: str, end: threading.Event, progress: Progress) -> None:
         while True:
-            ended = done.wait(_POLL_SECONDS)
+            ended = end.wait(_POLL_SECONDS)
             tasks, total, rows, size = self._conversion.progress()
             progress(phase, tasks, total, rows, size)
             if ended:

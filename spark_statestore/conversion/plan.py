@@ -43,7 +43,8 @@ class Source:
     def __init__(
         self, url: str, batch: int | None, checkpoints_dir: str | None, *, query_id: str | None = None
     ) -> None:
-        self.given = url
+        self.url = url
+        """As it was passed; `checkpoint.url` is normalised."""
         self.checkpoint = QueryCheckpoint(url, checkpoints_dir=checkpoints_dir)
         # Raises if this is not a checkpoint location. An intermediate one has no such file.
         self.query_id = query_id or self.checkpoint.query_id
@@ -113,16 +114,16 @@ class Source:
 
     def _require_committed(self) -> None:
         begun = self.checkpoint.logged(OFFSETS)
-        done = self.checkpoint.logged(COMMITS)
-        if begun and done and max(begun) > max(done):
-            open_ = sorted(number for number in begun if number > max(done))
+        commits = self.checkpoint.logged(COMMITS)
+        if begun and commits and max(begun) > max(commits):
+            open_ = sorted(number for number in begun if number > max(commits))
             raise ConversionError(
                 f"the newest batch of {self.checkpoint.url} is not committed: it has begun {ranges(open_)}, "
-                f"and committed {max(done)}. Start the query with its present store, stop it after a batch, "
-                f"then convert; or pass batch={max(done)} (--batch {max(done)}) to leave the open batch out. "
-                "Nothing was changed."
+                f"and committed {max(commits)}. Start the query with its present store, stop it after a "
+                f"batch, then convert; or pass batch={max(commits)} (--batch {max(commits)}) to leave the "
+                "open batch out. Nothing was changed."
             )
-        if begun and not done:
+        if begun and not commits:
             raise CheckpointNotFoundError(
                 f"the checkpoint {self.checkpoint.url} has no committed batch. Let the query commit its "
                 "first batch, or start it with the other store in a new location; nothing was changed."
@@ -153,7 +154,7 @@ def side(
         # With it Spark 4.0 would write no full snapshot.
         f"{STORE_CONF}rocksdb.changelogCheckpointing.enabled": "false",
         f"{OPTION_PREFIX}storage": "filesystem",
-        f"{OPTION_PREFIX}checkpointsDir": source.checkpoints_dir if url == source.given else None,
+        f"{OPTION_PREFIX}checkpointsDir": source.checkpoints_dir if url == source.url else None,
     }
     stores = [
         _store(source, operator, number, partitions[operator.id], ids)

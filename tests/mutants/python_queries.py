@@ -297,8 +297,8 @@ _OF_CONVERSIONS: Final = (
     Mutant(
         "conversion-of-open-batch",
         f"{_CONVERSION}/plan.py",
-        "if begun and done and max(begun) > max(done):",
-        "if begun and done and max(begun) > max(done) + 1:",
+        "if begun and commits and max(begun) > max(commits):",
+        "if begun and commits and max(begun) > max(commits) + 1:",
         ("tests/spark/test_conversion_faults.py::test_convert_refuses_open_batch_unless_it_is_left_out",),
         "A query with an uncommitted batch is not converted, as its new store might have another part of it.",
     ),

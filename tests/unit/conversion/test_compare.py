@@ -46,8 +46,8 @@ def test_compare_finds_a_difference(monkeypatch: pytest.MonkeyPatch, difference:
 
     monkeypatch.setattr(api, "Job", Job)
     monkeypatch.setattr(api, "side", lambda *_, with_ids: {})
-    source: Any = SimpleNamespace(batch=1, given="", provider="", ids=None, operators=[])
+    source: Any = SimpleNamespace(batch=1, url="", provider="", ids=None, operators=[])
     nothing: Any = None
     run = api._Run(nothing, source, "", "", {0: 1}, False, None)
     with pytest.raises(ConversionError, match=r"the source has .*, but what was written is"):
-        run.compare(api._Written(nothing, None, {0: 1}))
+        run.compare(api._TargetState(nothing, None, {0: 1}))
