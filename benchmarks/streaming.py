@@ -228,8 +228,8 @@ def run_in_turns(
 
 def _far_behind(batches: Batches, leader: str, times: float) -> list[str]:
     most = times * max(batch.milliseconds for batch in batches[leader])
-    others = ((name, measured) for name, measured in batches.items() if name != leader)
-    return [name for name, measured in others if min(batch.milliseconds for batch in measured) > most]
+    rivals = ((name, measured) for name, measured in batches.items() if name != leader)
+    return [name for name, measured in rivals if min(batch.milliseconds for batch in measured) > most]
 
 
 class RunningQuery:
@@ -237,7 +237,7 @@ class RunningQuery:
 
     def __init__(self, spark: Any, directory: Path, comparison: Comparison, store: StoreConfig) -> None:
         self._spark = spark
-        self._seen = -1
+        self._newest_batch = -1
         root = directory / comparison.name.replace(" ", "-") / store.name.replace(" ", "-")
         self._watched = root / "input"
         self._watched.mkdir(parents=True)
@@ -266,10 +266,10 @@ class RunningQuery:
         self._query.processAllAvailable()
         # By process, as one that ends meanwhile takes its time away.
         cpu = sum(time - before.get(process, 0) for process, time in processor_times().items())
-        progress = [dict(p) for p in self._query.recentProgress if p.batchId > self._seen]
+        progress = [dict(p) for p in self._query.recentProgress if p.batchId > self._newest_batch]
         # Spark reports progress of idle queries too.
         progress = [p for p in progress if "addBatch" in p["durationMs"]]
-        self._seen = max(p["batchId"] for p in progress)
+        self._newest_batch = max(p["batchId"] for p in progress)
         steps: dict[str, float] = {}
         for reported in progress:
             times = list(reported["durationMs"].items())

@@ -107,8 +107,8 @@ def test_batch_bound_at_the_largest_size_is_a_third_more() -> None:
 
 
 def test_guard_detects_slow_batches_and_a_lost_lead() -> None:
-    def judged(small: float, large: float, theirs: float) -> list[str]:
-        times = {(OURS, 100_000): small, (OURS, 200_000): large, (CHANGELOG, 200_000): theirs}
+    def judged(small: float, large: float, rival_time: float) -> list[str]:
+        times = {(OURS, 100_000): small, (OURS, 200_000): large, (CHANGELOG, 200_000): rival_time}
         measured = store_times(times)
         # One disturbed batch of ours.
         measured[OURS, 200_000, 10_000].append(10_000)
@@ -140,9 +140,9 @@ def test_load_bound_is_a_fifth_of_the_best_built_in() -> None:
 
 
 def test_commit_bounds_cover_time_bytes_and_objects() -> None:
-    def judged(puts: float, commit: float, written: float, objects: float) -> list[str]:
+    def judged(puts: float, commit: float, bytes_written: float, objects: float) -> list[str]:
         samples = {(name, 1_000): commits.Sample([100], [80], [500], [1]) for name in PROVIDERS}
-        samples[OURS, 1_000] = commits.Sample([puts], [commit], [written], [objects])
+        samples[OURS, 1_000] = commits.Sample([puts], [commit], [bytes_written], [objects])
         return verdicts(commits.judge(samples))
 
     assert judged(10, 10, 500, 1) == ["ok", "ok", "ok", "ok"]
@@ -165,18 +165,20 @@ def test_amplification_bounds_cover_bytes_space_loads_and_p99() -> None:
 
 def test_memory_includes_heap_buffers_and_backend() -> None:
     def judged(backend: float) -> list[str]:
-        ours = {"heap": 60e6, "buffers": 10e6, "backend": backend, "reported": 1.0}
-        theirs = {"heap": 300e6, "buffers": 0.0, "backend": 0.0, "reported": 1.0}
+        own_memory = {"heap": 60e6, "buffers": 10e6, "backend": backend, "reported": 1.0}
+        rival_memory = {"heap": 300e6, "buffers": 0.0, "backend": 0.0, "reported": 1.0}
         # It is judged at a million rows.
-        larger = {(name, 3_000_000): dict.fromkeys(ours, 1e9) for name in (OURS, HDFS)}
-        return verdicts(memory.judge({(OURS, 1_000_000): ours, (HDFS, 1_000_000): theirs} | larger))
+        larger = {(name, 3_000_000): dict.fromkeys(own_memory, 1e9) for name in (OURS, HDFS)}
+        return verdicts(
+            memory.judge({(OURS, 1_000_000): own_memory, (HDFS, 1_000_000): rival_memory} | larger)
+        )
 
     assert (judged(30e6), judged(31e6)) == (["ok"], ["short"])
 
 
 def test_query_bounds_cover_median_percentile_and_total() -> None:
-    def judged(*ours: float) -> list[str]:
-        times = {HDFS: [20, 20, 40], ROCKSDB: [30, 30, 30], OURS: list(ours)}
+    def judged(*own_times: float) -> list[str]:
+        times = {HDFS: [20, 20, 40], ROCKSDB: [30, 30, 30], OURS: list(own_times)}
         return verdicts(operators.judge({"query": batches_of(times)}))
 
     assert judged(19, 19, 29) == ["ok", "ok", "ok"]
@@ -196,8 +198,8 @@ def test_query_bounds_are_those_of_an_unforked_store() -> None:
 def test_limit_bounds_are_the_best_rival_and_the_limit(partitions: int, most: float, mine: str) -> None:
     work = limit.Work(partitions, 1, 1, Plan(1, 1))
 
-    def judged(ours: float, rival: str = CHANGELOG, theirs: float = 200) -> list[str]:
-        times = dict.fromkeys(limit.STORES, 1000.0) | {LIMIT: 100, rival: theirs, mine: ours}
+    def judged(own_time: float, rival: str = CHANGELOG, rival_time: float = 200) -> list[str]:
+        times = dict.fromkeys(limit.STORES, 1000.0) | {LIMIT: 100, rival: rival_time, mine: own_time}
         criteria = limit.judge({work: batches_of(times)})
         assert len(criteria) == 8
         return verdicts([c for c in criteria if (", commit=task: " in c.work) == (mine == BY_TASK)])

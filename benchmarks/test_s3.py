@@ -118,13 +118,16 @@ def test_queries_with_settings_of_their_own_share_no_session() -> None:
 def test_row_is_ahead_of_both_stores() -> None:
     rivals = {HDFS: ["PUT"] * 6, CHANGELOG: ["PUT"] * 7}
     times = {HDFS: 30.0, CHANGELOG: 20.0}
-    ours = ["PUT"] * 5
-    assert short(row({OURS: 20.0} | times, {OURS: ours} | rivals)) == []
-    assert short(row({OURS: 20.1} | times, {OURS: ours} | rivals)) == ["p50", "p99"]
+    own_requests = ["PUT"] * 5
+    assert short(row({OURS: 20.0} | times, {OURS: own_requests} | rivals)) == []
+    assert short(row({OURS: 20.1} | times, {OURS: own_requests} | rivals)) == ["p50", "p99"]
     # One more than one for each executor and four, but not than the better of the others.
-    assert short(row({OURS: 20.0} | times, {OURS: [*ours, "GET"]} | rivals)) == ["requests, absolute"]
-    assert short(row({OURS: 20.0} | times, {OURS: ours * 2} | rivals, batches=2)) == ["requests", "bytes"]
-    assert short(row({OURS: 20.0} | times, {OURS: [*ours[1:], "LIST"]} | rivals)) == ["LIST and COPY"]
+    assert short(row({OURS: 20.0} | times, {OURS: [*own_requests, "GET"]} | rivals)) == ["requests, absolute"]
+    assert short(row({OURS: 20.0} | times, {OURS: own_requests * 2} | rivals, batches=2)) == [
+        "requests",
+        "bytes",
+    ]
+    assert short(row({OURS: 20.0} | times, {OURS: [*own_requests[1:], "LIST"]} | rivals)) == ["LIST and COPY"]
 
 
 def test_row_with_many_partitions_and_a_delay_takes_a_quarter() -> None:

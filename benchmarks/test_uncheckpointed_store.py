@@ -60,8 +60,11 @@ def test_uncheckpointed_store_removes_expired_rows_as_others_do(compare_here: Co
 
 @pytest.mark.soak
 def test_uncheckpointed_store_keeps_the_state_of_python_code(built: Path, tmp_path: Path) -> None:
-    ours = SessionSettings(spark_files="backend")
-    settings = {OURS: ours, LIMIT: replace(ours, confs={"spark.sql.extensions": LIMIT_EXTENSIONS})}
+    own_settings = SessionSettings(spark_files="backend")
+    settings = {
+        OURS: own_settings,
+        LIMIT: replace(own_settings, confs={"spark.sql.extensions": LIMIT_EXTENSIONS}),
+    }
     events = partial(input_table, 500, 200)
     python = Comparison("Python", transform_with_state, events, STORES, "update")
     with session_processes(tmp_path / "sessions", settings) as processes:

@@ -96,10 +96,10 @@ def measure(
             if name != OURS and time.monotonic() > start + RIVAL_SECONDS:
                 break
     store.settle()
-    written = written_bytes(jvm_of(spark)) - before
+    bytes_written = written_bytes(jvm_of(spark)) - before
     stored = sum(path.stat().st_size for path in (scratch / "state").rglob("*") if path.is_file())
     measured = {
-        "written": written / (len(times) * changed * ROW_BYTES),
+        "written": bytes_written / (len(times) * changed * ROW_BYTES),
         "batches": len(times),
         "stored": stored,
         "p50": percentile(times, 50),
@@ -149,8 +149,8 @@ def written_bytes(jvm: int) -> int:
 def judge(cells: dict[Cell, Measured]) -> list[Criterion]:
     """Bound what our store writes, stores and loads, its p99, and the growth of its writes with the state."""
     criteria = []
-    ours = {(keys, changed): cell for (name, keys, changed), cell in cells.items() if name == OURS}
-    for (keys, changed), cell in ours.items():
+    own_cells = {(keys, changed): cell for (name, keys, changed), cell in cells.items() if name == OURS}
+    for (keys, changed), cell in own_cells.items():
         work = f"{keys:,} keys, {changed:,} updates"
         space = MOST_STORED * cell["fresh bytes"] + cell["deltas"]
         criteria += [
@@ -158,12 +158,12 @@ def judge(cells: dict[Cell, Measured]) -> list[Criterion]:
             Criterion(f"bytes stored, {work}", cell["stored"], 1.0, "bytes", space, "snapshots and deltas"),
             Criterion(f"p99 beside merges, {work}", cell["p99"], MOST_P99, "ms", cell["p50"], "p50"),
         ]
-        for what, most, unit in (("bytes", MOST_READ, "bytes"), ("time", MOST_LOAD_TIME, "ms")):
-            newest, fresh = cell[f"newest {what}"], cell[f"fresh {what}"]
-            criteria.append(Criterion(f"{what} of a load, {work}", newest, most, unit, fresh, FRESH))
-    least, most = min(keys for keys, _ in ours), max(keys for keys, _ in ours)
-    for changed in sorted({changed for _, changed in ours}):
-        growth = ours[most, changed]["written"] / ours[least, changed]["written"]
+        for quantity, most, unit in (("bytes", MOST_READ, "bytes"), ("time", MOST_LOAD_TIME, "ms")):
+            newest, fresh = cell[f"newest {quantity}"], cell[f"fresh {quantity}"]
+            criteria.append(Criterion(f"{quantity} of a load, {work}", newest, most, unit, fresh, FRESH))
+    least, most = min(keys for keys, _ in own_cells), max(keys for keys, _ in own_cells)
+    for changed in sorted({changed for _, changed in own_cells}):
+        growth = own_cells[most, changed]["written"] / own_cells[least, changed]["written"]
         work = f"bytes written at {most:,} keys to those at {least:,}, {changed:,} updates"
         criteria.append(Criterion(work, growth, MOST_GROWTH))
     return criteria

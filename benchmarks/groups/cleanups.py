@@ -37,11 +37,11 @@ def run(scratch: Path, quick: bool) -> Result:
     criteria, rows = [], []
     least = f"{numbers[0]:,} stores"
     for number, times in seconds.items():
-        for at, what in enumerate(("first cleanup", "cleanup")):
+        for at, cleanup in enumerate(("first cleanup", "cleanup")):
             micros, fewest = (1e6 * seconds[count][at] / count for count in (number, numbers[0]))
-            rows.append([f"{number:,}", what, *report.figures(times[at], micros)])
+            rows.append([f"{number:,}", cleanup, *report.figures(times[at], micros)])
             if number != numbers[0]:
-                work = f"{what} of {number:,} stores, each store"
+                work = f"{cleanup} of {number:,} stores, each store"
                 criteria.append(Criterion(work, micros, MOST, "µs", fewest, least))
     table = report.table("Cleanups", ["stores", "cleanup", "processor time, s", "per store, µs"], rows)
     return Result(f"{ABOUT}\n\n{table}", criteria)

@@ -43,7 +43,7 @@ class Sample:
 
     puts: list[float] = field(default_factory=list)
     commit: list[float] = field(default_factory=list)
-    written: list[float] = field(default_factory=list)
+    bytes_written: list[float] = field(default_factory=list)
     objects: list[float] = field(default_factory=list)
 
     @property
@@ -87,7 +87,7 @@ def measure(scratch: Path, plan: Plan) -> Samples:
                     _batch(opened[name], changed, seed, sample)
                     added = [size for path, size in files(directory).items() if path not in before]
                     opened[name].settle()
-                    sample.written.append(sum(added))
+                    sample.bytes_written.append(sum(added))
                     sample.objects.append(len(added))
                 if number % 5 == 4:
                     for name in order:
@@ -122,12 +122,12 @@ def judge(samples: Samples) -> list[Criterion]:
         by_store = {name: samples[name, changed] for name in PROVIDERS}
         commit = {name: median(sample.commit) for name, sample in by_store.items()}
         both = {name: sample.both for name, sample in by_store.items()}
-        written = {name: median(sample.written) for name, sample in by_store.items()}
+        bytes_written = {name: median(sample.bytes_written) for name, sample in by_store.items()}
         work = f"commit of {changed:,} rows"
         for name, most, unit, measured in (
             (work, MOST_OF_BUILT_IN, "ms", commit),
             (f"puts and {work}", MOST_OF_BUILT_IN, "ms", both),
-            (f"{work}: bytes", 1, "bytes", written),
+            (f"{work}: bytes", 1, "bytes", bytes_written),
         ):
             rival = better(measured, [store for store in PROVIDERS if store != OURS])
             criteria.append(Criterion(name, measured[OURS], most, unit, measured[rival], rival))
@@ -137,14 +137,14 @@ def judge(samples: Samples) -> list[Criterion]:
 
 def table_of(samples: Samples, changed: int) -> str:
     """Return a table of all stores."""
-    ours = samples[OURS, changed]
+    own_sample = samples[OURS, changed]
     rows = []
     for (name, number), sample in stores.in_order(samples):
         if number == changed:
-            ratios = (median(sample.commit) / median(ours.commit), sample.both / ours.both)
+            ratios = (median(sample.commit) / median(own_sample.commit), sample.both / own_sample.both)
             cells = figures(
                 median(sample.puts), median(sample.commit), percentile(sample.commit, 95), *ratios
             )
-            rows.append([name, *cells, f"{median(sample.written):,.0f}", f"{median(sample.objects):g}"])
+            rows.append([name, *cells, f"{median(sample.bytes_written):,.0f}", f"{median(sample.objects):g}"])
     header = ["store", "puts", "commit", "p95", "to ours", "with puts", "bytes", "objects"]
     return table(f"Commit of {changed:,} changed rows", header, rows)

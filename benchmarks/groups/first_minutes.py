@@ -93,16 +93,16 @@ def jobs_of(scratch: Path, work: Work) -> dict[tuple[str, str], list[Job]]:
 
 def start(store: str, root: Path, work: Work) -> Job:
     """Run one job in a process of its own."""
-    asked = {"store": store, "root": str(root), "partitions": work.partitions, "batches": work.batches}
+    parameters = {"store": store, "root": str(root), "partitions": work.partitions, "batches": work.batches}
     began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", __name__, json.dumps(asked)],
+    process = subprocess.run(
+        [sys.executable, "-m", __name__, json.dumps(parameters)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
-    figures: Job = json.loads(done.stdout.splitlines()[-1])
+    figures: Job = json.loads(process.stdout.splitlines()[-1])
     return figures | {"process": time.monotonic() - began}
 
 
@@ -117,12 +117,17 @@ def judge(work: Work, jobs: dict[tuple[str, str], list[Job]]) -> list[Criterion]
     for kind in JOBS:
         for names, about in (((HDFS, CHANGELOG), "as they come"), (UNFORKED_RIVALS, "unforked")):
             rival = min(names, key=lambda name: seconds(jobs[name, kind], "process"))
-            ours, theirs = seconds(jobs[OURS, kind], "process"), seconds(jobs[rival, kind], "process")
-            criteria.append(Criterion(f"{kind} job, {work.name}, {about}", ours, 1, "s", theirs, rival))
+            own_seconds, rival_seconds = (
+                seconds(jobs[OURS, kind], "process"),
+                seconds(jobs[rival, kind], "process"),
+            )
+            criteria.append(
+                Criterion(f"{kind} job, {work.name}, {about}", own_seconds, 1, "s", rival_seconds, rival)
+            )
         if work.batches >= 60 and jobs[LIMIT, kind]:
-            ours, limit = seconds(jobs[OURS, kind], "query"), seconds(jobs[LIMIT, kind], "query")
+            own_seconds, limit = seconds(jobs[OURS, kind], "query"), seconds(jobs[LIMIT, kind], "query")
             name = f"{kind} job, {work.name}: query to the limit"
-            criteria.append(Criterion(name, ours, MOST_TO_LIMIT, "s", limit, LIMIT))
+            criteria.append(Criterion(name, own_seconds, MOST_TO_LIMIT, "s", limit, LIMIT))
     return criteria
 
 
@@ -157,12 +162,12 @@ def session(store: str, root: Path) -> Any:
 
 def main() -> None:
     """Be a job."""
-    asked = json.loads(sys.argv[1])
+    parameters = json.loads(sys.argv[1])
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    store, root = config_of(asked["store"]), Path(asked["root"])
-    spark = session(asked["store"], root)
+    store, root = config_of(parameters["store"]), Path(parameters["root"])
+    spark = session(parameters["store"], root)
     spark.sparkContext.setLogLevel("ERROR")
-    spark.conf.set("spark.sql.shuffle.partitions", asked["partitions"])
+    spark.conf.set("spark.sql.shuffle.partitions", parameters["partitions"])
     spark.conf.set(f"{PREFIX}providerClass", store.provider)
     for key, value in store.settings.items():
         spark.conf.set(PREFIX + key, value)
@@ -177,14 +182,14 @@ def main() -> None:
         .start()
     )
     query.awaitTermination()
-    taken = time.monotonic() - began
+    query_seconds = time.monotonic() - began
     progress = [p for p in query.recentProgress if p["numInputRows"]]
-    if len(progress) != asked["batches"]:
-        raise RuntimeError(f"{len(progress)} batches ran, and not {asked['batches']}")
+    if len(progress) != parameters["batches"]:
+        raise RuntimeError(f"{len(progress)} batches ran, and not {parameters['batches']}")
     own = psutil.Process().cpu_times()
     processor = own.user + own.system + sum(processor_times().values()) / 1000
     spark.stop()
-    print(json.dumps({"query": taken, "processor": processor}), flush=True)
+    print(json.dumps({"query": query_seconds, "processor": processor}), flush=True)
 
 
 if __name__ == "__main__":

@@ -137,11 +137,11 @@ def judge(results: dict[Work, Batches]) -> list[Criterion]:
         for mine in MINE:
             name = work.name + mine.removeprefix(OURS)
             for percent, figure, most in ((50, p50, MOST_P50[work.partitions]), (99, p99, MOST_P99)):
-                ours, limit = figure(batches[mine]), figure(batches[LIMIT])
+                own_time, limit = figure(batches[mine]), figure(batches[LIMIT])
                 rival = best(batches, figure, rivals)
                 criteria += [
-                    Criterion(f"{name}: p{percent}", ours, 1, "ms", figure(batches[rival]), rival),
-                    Criterion(f"{name}: p{percent} to the limit", ours, most, "ms", limit, LIMIT),
+                    Criterion(f"{name}: p{percent}", own_time, 1, "ms", figure(batches[rival]), rival),
+                    Criterion(f"{name}: p{percent} to the limit", own_time, most, "ms", limit, LIMIT),
                 ]
     return criteria
 

@@ -69,8 +69,10 @@ def measure(spark: Any, scratch: Path, name: str, size: int) -> Measured:
 def judge(measurements: dict[tuple[str, int], Measured]) -> list[Criterion]:
     """Compare all memory of ours with the heap of HDFSBacked."""
     size = min((size for _, size in measurements), key=lambda size: abs(size - JUDGED))
-    ours, theirs = total(measurements[OURS, size]) / size, measurements[HDFS, size]["heap"] / size
-    return [Criterion(f"memory for each of {size:,} rows", ours, MOST_OF_HDFS, "bytes", theirs, HDFS)]
+    own_bytes, rival_bytes = total(measurements[OURS, size]) / size, measurements[HDFS, size]["heap"] / size
+    return [
+        Criterion(f"memory for each of {size:,} rows", own_bytes, MOST_OF_HDFS, "bytes", rival_bytes, HDFS)
+    ]
 
 
 def total(measured: Measured) -> float:

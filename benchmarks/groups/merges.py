@@ -60,11 +60,11 @@ def judge(results: dict[Work, Batches]) -> list[Criterion]:
     """Bound our p99 by our p50, and our p50 by that of the limit."""
     criteria = []
     for work, batches in results.items():
-        ours, limit = batches[OURS], p50(batches[LIMIT])
+        own_batches, limit = batches[OURS], p50(batches[LIMIT])
         name = f"{work.name}, beside merges"
         criteria += [
-            Criterion(f"{name}: p99", p99(ours), MOST_P99, "ms", p50(ours), "p50"),
-            Criterion(f"{name}: p50", p50(ours), MOST_P50[work.partitions], "ms", limit, LIMIT),
+            Criterion(f"{name}: p99", p99(own_batches), MOST_P99, "ms", p50(own_batches), "p50"),
+            Criterion(f"{name}: p50", p50(own_batches), MOST_P50[work.partitions], "ms", limit, LIMIT),
         ]
     return criteria
 

@@ -53,10 +53,10 @@ def run(scratch: Path, quick: bool) -> Result:
         batches = _Batches(str(scratch / kind.partition(" ")[0]), type_)
         filled = {number: value(number) for number in range(entries)}
         batches.run(operator.methodcaller("put_all", filled))
-        written = report.median([batches.run(_change) for _ in range(ROUNDS)])
+        batch_seconds = report.median([batches.run(_change) for _ in range(ROUNDS)])
         for name, sink in (("waits", wait), ("computes", compute)):
             late, early, blocked = [], [], []
-            write = functools.partial(sink, written)
+            write = functools.partial(sink, batch_seconds)
             for _ in range(ROUNDS):
                 late.append(batches.run(_change, write))
                 early.append(batches.run(_change, write, early=True))
@@ -64,7 +64,7 @@ def run(scratch: Path, quick: bool) -> Result:
             medians = [report.median(times) for times in (late, early, blocked)]
             ratio = medians[1] / medians[0]
             log(f"{kind}, sink {name}: {ratio:.2f}")
-            rows.append([kind, name, *report.figures(*medians[:2], ratio, medians[2] / written)])
+            rows.append([kind, name, *report.figures(*medians[:2], ratio, medians[2] / batch_seconds)])
             if (kind, name) == ("bytes", "waits"):
                 work = "batch with its snapshot before a sink that waits"
                 criteria.append(Criterion(work, medians[1], MOST, "s", medians[0], "snapshot at its end"))

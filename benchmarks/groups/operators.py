@@ -114,15 +114,15 @@ def judge(results: dict[str, Batches]) -> list[Criterion]:
     criteria = []
     for name, batches in results.items():
         rivals = [store for store in batches if store != OURS]
-        ours = batches[OURS]
+        own_batches = batches[OURS]
         for percent, figure in ((50, p50), (99, p99)):
             rival = best(batches, figure, rivals)
             work = f"{name}: p{percent}"
-            criteria.append(Criterion(work, figure(ours), 1, "ms", figure(batches[rival]), rival))
+            criteria.append(Criterion(work, figure(own_batches), 1, "ms", figure(batches[rival]), rival))
         rival = max(rivals, key=lambda store: per_second(batches[store]))
         most = per_second(batches[rival])
         criteria.append(
-            Criterion(f"{name}: rows/s", per_second(ours), 1, "rows/s", most, rival, at_least=True)
+            Criterion(f"{name}: rows/s", per_second(own_batches), 1, "rows/s", most, rival, at_least=True)
         )
     return criteria
 

@@ -160,8 +160,10 @@ def traced(
     with running(processes, directory, comparison) as queries:
         batches = run_in_turns(directory, comparison, queries, plan, begin_measurement)
         trace.mark()
-        seen = trace.since(begin)
-    requests = {name: [request for request in seen if request.bucket == buckets[name]] for name in batches}
+        all_requests = trace.since(begin)
+    requests = {
+        name: [request for request in all_requests if request.bucket == buckets[name]] for name in batches
+    }
     return Row(comparison.name, comparison.partitions, batches, requests, delay)
 
 
@@ -190,9 +192,9 @@ def judge(rows: list[Row]) -> list[Criterion]:
             criteria.append(Criterion(f"{name}: p{percent}", *times))
         requests = {store: sum(row.per_batch(store).values()) for store in row.batches}
         sizes = {store: row.bytes_per_batch(store) for store in row.batches}
-        for what, unit, measured in (("requests", "", requests), ("bytes", "bytes", sizes)):
+        for quantity, unit, measured in (("requests", "", requests), ("bytes", "bytes", sizes)):
             rival = better(measured, rivals)
-            criteria.append(Criterion(f"{name}: {what}", measured[OURS], 1, unit, measured[rival], rival))
+            criteria.append(Criterion(f"{name}: {quantity}", measured[OURS], 1, unit, measured[rival], rival))
         criteria += few_requests(row, MOST_REQUESTS)
     return criteria
 

@@ -155,8 +155,8 @@ def _newest_person(n: Numbers) -> Numbers:
 
 def _newest_auction(n: Numbers) -> Numbers:
     """Return of an auction its own number, of another event that of the last auction before it."""
-    done = np.clip(n % CYCLE - PERSONS + 1, 0, AUCTIONS)
-    return np.asarray(FIRST_ID + n // CYCLE * AUCTIONS + done - 1)
+    auctions = np.clip(n % CYCLE - PERSONS + 1, 0, AUCTIONS)
+    return np.asarray(FIRST_ID + n // CYCLE * AUCTIONS + auctions - 1)
 
 
 def _moments(micros: Numbers) -> pa.Array:
@@ -164,9 +164,9 @@ def _moments(micros: Numbers) -> pa.Array:
     return pa.array(start + micros).cast(_TIME)
 
 
-def _chosen(of: tuple[str, ...], random: Numbers) -> pa.Array:
-    return pa.array(of).take(pa.array(random % len(of)))
+def _chosen(choices: tuple[str, ...], random: Numbers) -> pa.Array:
+    return pa.array(choices).take(pa.array(random % len(choices)))
 
 
-def _only(present: Mask, fields: list[pa.Array], of: pa.StructType) -> pa.Array:
-    return pa.StructArray.from_arrays(fields, fields=list(of), mask=pa.array(~present))
+def _only(present: Mask, fields: list[pa.Array], struct_type: pa.StructType) -> pa.Array:
+    return pa.StructArray.from_arrays(fields, fields=list(struct_type), mask=pa.array(~present))

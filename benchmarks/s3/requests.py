@@ -50,12 +50,12 @@ class Trace:
     """The requests that a server serves while its trace is read."""
 
     def __init__(self) -> None:
-        self._seen: list[Request] = []
+        self._requests: list[Request] = []
         self.error: Exception | None = None
 
     def add(self, line: bytes) -> None:
         """Add a line of the server's answer."""
-        self._seen.append(parse(json.loads(line)))
+        self._requests.append(parse(json.loads(line)))
 
     def mark(self) -> int:
         """Wait until the last batch's background work is over; return the number of requests.
@@ -63,16 +63,16 @@ class Trace:
         It is that of the requests up to then.
         """
         while True:
-            before = len(self._seen)
+            before = len(self._requests)
             time.sleep(_SETTLED_SECONDS)
             if self.error is not None:
                 raise RuntimeError("the server's trace has ended") from self.error
-            if len(self._seen) == before:
+            if len(self._requests) == before:
                 return before
 
     def since(self, mark: int) -> list[Request]:
         """Return the requests after a mark."""
-        return self._seen[mark:]
+        return self._requests[mark:]
 
 
 def parse(event: dict[str, Any]) -> Request:
