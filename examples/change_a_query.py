@@ -64,18 +64,18 @@ def main(work: Path) -> None:
     run(spark, by_carrier_and_country(stream(few)), work / "started")
     columns = {0: {"key.country": pa.scalar("US")}}
     places = (str(work / name) for name in ("old", "started", "new"))
-    done = spark_statestore.migrate(*places, columns=columns)
-    print(done)
+    migration = spark_statestore.migrate(*places, columns=columns)
+    print(migration)
 
     for path in weeks[half:]:
         path.rename(incoming / path.name)
-    found = run(spark, by_carrier_and_country(stream(incoming)), work / "new")
+    result = run(spark, by_carrier_and_country(stream(incoming)), work / "new")
     later = spark.read.schema(SCHEMA).parquet(*(str(incoming / path.name) for path in weeks[half:]))
     delays = {row["carrier"]: row["delay"] for row in by_carrier_and_country(later).collect()}
     counts = by_carrier(spark.read.schema(SCHEMA).parquet(str(incoming))).collect()
     answer = sorted((row["carrier"], "US", row["flights"], delays.get(row["carrier"])) for row in counts)
-    if found != answer:
-        raise SystemExit(f"the query's result {found} is not the batch answer {answer}")
+    if result != answer:
+        raise SystemExit(f"the query's result {result} is not the batch answer {answer}")
     print(f"{sum(row['flights'] for row in counts):,} flights: the result equals the batch answer")
     spark.stop()
 

@@ -48,11 +48,13 @@ def correct(checkpoint: str) -> None:
         row["value"]["sum"] -= 5000 - 50
     right = pa.Table.from_pylist(rows, state.schema)
     # stopped: the query ended a moment ago, so that its logs look as if it ran.
-    done = spark_statestore.write_state(checkpoint, None, right, in_place=True, stopped=True)
-    print(f"batch {done.batch}: {done.changed} customer corrected")
+    result = spark_statestore.write_state(checkpoint, None, right, in_place=True, stopped=True)
+    print(f"batch {result.batch}: {result.changed} customer corrected")
     is_test = pc.starts_with(pc.field("key", "customer"), "test-")
-    done = spark_statestore.write_state(checkpoint, None, is_test, mode="delete", in_place=True, stopped=True)
-    print(f"batch {done.batch}: {done.removed} customers deleted")
+    result = spark_statestore.write_state(
+        checkpoint, None, is_test, mode="delete", in_place=True, stopped=True
+    )
+    print(f"batch {result.batch}: {result.removed} customers deleted")
 
 
 def main(work: Path) -> None:
@@ -66,14 +68,14 @@ def main(work: Path) -> None:
     print(f"wrong: {run(spark, work / 'orders')}")
     correct(str(work / "orders" / "checkpoint"))
     receive(work / "orders", 1, NEXT)
-    found = run(spark, work / "orders")
-    print(f"after the next day: {found}")
+    result = run(spark, work / "orders")
+    print(f"after the next day: {result}")
 
     for day, orders in enumerate((RIGHT, NEXT)):
         receive(work / "answer", day, orders)
         answer = run(spark, work / "answer")
-    if found != answer:
-        raise SystemExit(f"the query's result {found} is not the answer {answer}")
+    if result != answer:
+        raise SystemExit(f"the query's result {result} is not the answer {answer}")
     print("the result equals that of a query without the wrong input")
     spark.stop()
 

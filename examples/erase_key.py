@@ -65,8 +65,8 @@ def main(work: Path) -> None:
     show("savepoint", savepoint.path)
 
     # stopped: the query ended a moment ago, so that its logs look as if it ran.
-    done = spark_statestore.erase(checkpoint, ANN, savepoints=[savepoint.path], stopped=True)
-    print(f"erased from the batches {list(done.batches)} and {len(done.savepoints)} savepoint")
+    erasure = spark_statestore.erase(checkpoint, ANN, savepoints=[savepoint.path], stopped=True)
+    print(f"erased from the batches {list(erasure.batches)} and {len(erasure.savepoints)} savepoint")
     show("checkpoint", checkpoint)
     show("savepoint", savepoint.path)
 

@@ -48,14 +48,14 @@ def demo(work: Path, console: Console) -> None:
     console.print(f"{rows:,} flights in {files} files, one for each week and one that ends the stream")
     with report.BatchBars(console, list(QUERIES), files) as bars:
         with running_driver(work) as process:
-            watch(process, work, bars, lambda done: sum(done.values()) >= files * len(QUERIES) / 2)
+            watch(process, work, bars, lambda batches: sum(batches.values()) >= files * len(QUERIES) / 2)
             if process.poll() is not None or (work / "result.json").exists():
                 raise DemoError("the queries had ended before they could be killed")
             kill(process)
         killed = committed(work)
         describe_kill(work, console, killed)
         with running_driver(work) as process:
-            watch(process, work, bars, lambda done: False)
+            watch(process, work, bars, lambda batches: False)
 
     progress, resumed = report.read_progress(work)
     results = json.loads((work / "result.json").read_text())
@@ -110,9 +110,9 @@ def watch(
         If the driver failed.
     """
     while (code := process.poll()) is None:
-        done = committed(work)
-        bars.show(done)
-        if enough(done):
+        batches = committed(work)
+        bars.show(batches)
+        if enough(batches):
             return
         time.sleep(0.1)
     bars.show(committed(work))

@@ -66,28 +66,28 @@ def main() -> None:
     parser.add_argument("--jars", help="jars of the connector; by default Spark fetches them")
     parser.add_argument("--sample", action="store_true", help="write clicks first")
     parser.add_argument("--follow", action="store_true", help="run until it is stopped, and print nothing")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
 
     builder = (
         SparkSession.builder.master("local[2]")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
-        .config(*(("spark.jars", asked.jars) if asked.jars else ("spark.jars.packages", CONNECTOR)))
+        .config(*(("spark.jars", arguments.jars) if arguments.jars else ("spark.jars.packages", CONNECTOR)))
     )
     spark = spark_statestore.configure(builder).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    if asked.sample:
-        write_sample(spark, asked.servers, asked.clicks)
+    if arguments.sample:
+        write_sample(spark, arguments.servers, arguments.clicks)
 
-    clicks = spark.readStream.format("kafka").option("kafka.bootstrap.servers", asked.servers)
-    clicks = clicks.option("subscribe", asked.clicks).option("startingOffsets", "earliest")
-    sink = visits_of(clicks.load()).writeStream.format("kafka").option("topic", asked.visits)
-    sink = sink.option("kafka.bootstrap.servers", asked.servers).option(
-        "checkpointLocation", asked.checkpoint
+    clicks = spark.readStream.format("kafka").option("kafka.bootstrap.servers", arguments.servers)
+    clicks = clicks.option("subscribe", arguments.clicks).option("startingOffsets", "earliest")
+    sink = visits_of(clicks.load()).writeStream.format("kafka").option("topic", arguments.visits)
+    sink = sink.option("kafka.bootstrap.servers", arguments.servers).option(
+        "checkpointLocation", arguments.checkpoint
     )
-    query = (sink if asked.follow else sink.trigger(availableNow=True)).start()
+    query = (sink if arguments.follow else sink.trigger(availableNow=True)).start()
     query.awaitTermination()
-    print_topic(spark, asked.servers, asked.visits)
+    print_topic(spark, arguments.servers, arguments.visits)
     spark.stop()
 
 

@@ -71,7 +71,7 @@ def drive(work: Path, kill: str) -> None:
 def run_driver(work: Path, number: int, kill: tuple[int, str] | None) -> None:
     """Run a driver to its end, or until it is killed, and print the outcome."""
     until = f"{kill[0]} {kill[1]}" if kill else ""
-    done = []
+    batches = []
     with subprocess.Popen(
         [sys.executable, __file__, str(work), until],
         stdout=subprocess.PIPE,
@@ -87,10 +87,10 @@ def run_driver(work: Path, number: int, kill: tuple[int, str] | None) -> None:
                 assert not (work / "checkpoint" / "commits" / batch).exists()
                 break
             if point == AFTER:
-                done.append(batch)
+                batches.append(batch)
     assert driver.returncode == (-signal.SIGKILL if kill else 0)
     end = f"killed in batch {kill[0]}, {kill[1]}" if kill else "ended"
-    print(f"driver {number}: batches {', '.join(done)}; {end}", flush=True)
+    print(f"driver {number}: batches {', '.join(batches)}; {end}", flush=True)
 
 
 def answer() -> tuple[dict[str, int], list[int]]:
@@ -117,12 +117,16 @@ def main(work: Path) -> None:
 
     store = QueryOperatorState(str(work / "checkpoint"), "orders").read()
     limits, above = dict(store.get_broadcast_state(LIMITS).items()), store.get_list_state(ABOVE).get()
-    taken = [n for part in store.get_list_state(TAKEN).get() for n in range(part["first"], part["last"] + 1)]
+    event_numbers = [
+        n for part in store.get_list_state(TAKEN).get() for n in range(part["first"], part["last"] + 1)
+    ]
     print("limits:", ", ".join(f"{customer} {limits[customer]}" for customer in sorted(limits)))
     print("orders above the limit:", len(above))
-    print(f"events taken: {len(taken)}, of them twice: {len(taken) - len(set(taken))}")
-    if taken != [number for number, *_ in EVENTS] or (limits, above) != answer():
-        sys.exit(f"operator state: {limits}, {above}, {taken} differs from the answer {answer()}")
+    print(
+        f"events taken: {len(event_numbers)}, of them twice: {len(event_numbers) - len(set(event_numbers))}"
+    )
+    if event_numbers != [number for number, *_ in EVENTS] or (limits, above) != answer():
+        sys.exit(f"operator state: {limits}, {above}, {event_numbers} differs from the answer {answer()}")
     print("operator state: the result equals the answer")
 
 

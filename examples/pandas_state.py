@@ -47,8 +47,10 @@ def main(work: Path) -> None:
 
     readings = spark.readStream.schema("sensor string, value double").option("maxFilesPerTrigger", 1)
     sensors = readings.csv(str(work / "input")).groupBy("sensor")
-    output, kept = "sensor string, readings long, top double", "readings long, top double"
-    tops = sensors.applyInPandasWithState(highest, output, kept, "update", GroupStateTimeout.NoTimeout)
+    output, state_schema = "sensor string, readings long, top double", "readings long, top double"
+    tops = sensors.applyInPandasWithState(
+        highest, output, state_schema, "update", GroupStateTimeout.NoTimeout
+    )
     query = tops.writeStream.outputMode("update").foreachBatch(show).trigger(availableNow=True)
     query.option("checkpointLocation", str(work / "checkpoint")).start().awaitTermination()
     spark.stop()

@@ -37,8 +37,10 @@ def state_of(history: pd.DataFrame, schema: pa.Schema) -> pa.Table:
     """Return what the query would keep of each carrier after the history."""
     carriers = history.groupby("carrier")["dep_delay"].agg(["size", "sum", "count"])
     # The fields that `read_state` shows: of count(*), then of avg(dep_delay).
-    count, total, known = (field.name for field in schema.field("value").type)
-    values = [{count: n, total: float(delay), known: m} for n, delay, m in carriers.itertuples(index=False)]
+    count, total, delay_count = (field.name for field in schema.field("value").type)
+    values = [
+        {count: n, total: float(delay), delay_count: m} for n, delay, m in carriers.itertuples(index=False)
+    ]
     keys = pa.array([{"carrier": carrier} for carrier in carriers.index], schema.field("key").type)
     return pa.table({"key": keys, "value": pa.array(values, schema.field("value").type)})
 
@@ -63,15 +65,15 @@ def main(work: Path) -> None:
     run(spark, incoming, work / "started")
     schema = spark_statestore.read_state(str(work / "started")).schema
     state = state_of(history, schema)
-    written = spark_statestore.bootstrap(str(work / "started"), str(work / "checkpoint"), {0: state})
-    print(f"{len(history):,} flights of {half} weeks: {written.added} carriers in the state")
+    changes = spark_statestore.bootstrap(str(work / "started"), str(work / "checkpoint"), {0: state})
+    print(f"{len(history):,} flights of {half} weeks: {changes.added} carriers in the state")
 
     for path in weeks[half:]:
         path.rename(incoming / path.name)
-    found = run(spark, incoming, work / "checkpoint")
-    if found != answer:
-        raise SystemExit(f"the query's result {found} is not the batch answer {answer}")
-    print(f"{sum(flights for _, flights, _ in found):,} flights: the result equals the batch answer")
+    result = run(spark, incoming, work / "checkpoint")
+    if result != answer:
+        raise SystemExit(f"the query's result {result} is not the batch answer {answer}")
+    print(f"{sum(flights for _, flights, _ in result):,} flights: the result equals the batch answer")
     spark.stop()
 
 

@@ -70,7 +70,7 @@ class MovingQuery:
         SystemExit
             If they differ.
         """
-        found = compare(spark, self._work, NAME)
-        if found["only_stream"] or found["only_batch"] or not found["stream"]:
-            raise SystemExit(f"the stream's result is not the batch answer: {found}")
-        return f"{found['stream']:,} duties of aircraft: the result equals the batch answer"
+        comparison = compare(spark, self._work, NAME)
+        if comparison["only_stream"] or comparison["only_batch"] or not comparison["stream"]:
+            raise SystemExit(f"the stream's result is not the batch answer: {comparison}")
+        return f"{comparison['stream']:,} duties of aircraft: the result equals the batch answer"

@@ -37,12 +37,12 @@ class BatchBars:
 
     def show(self, batches: dict[str, int]) -> None:
         # A query may add a batch without data, to act on a new watermark.
-        done = {query: min(count, self._batches) for query, count in batches.items()}
-        for query, count in done.items():
+        counts = {query: min(count, self._batches) for query, count in batches.items()}
+        for query, count in counts.items():
             self._progress.update(self._tasks[query], completed=count)
         if not self._console.is_terminal and time.monotonic() >= self._line_due:
             self._line_due = time.monotonic() + _SECONDS_BETWEEN_LINES
-            parts = (f"{query} {count} of {self._batches}" for query, count in done.items())
+            parts = (f"{query} {count} of {self._batches}" for query, count in counts.items())
             self._console.print("batches committed:", ", ".join(parts), soft_wrap=True)
 
 
@@ -53,10 +53,13 @@ def read_progress(work: Path) -> tuple[dict[str, list[dict[str, Any]]], dict[str
         with suppress(ValueError):  # the kill may have cut a line off
             batch = json.loads(line)
             batches.setdefault(batch["name"], {})[batch["batchId"]] = batch
-    progress = {name: [found[number] for number in sorted(found)] for name, found in sorted(batches.items())}
+    progress = {
+        name: [query_batches[number] for number in sorted(query_batches)]
+        for name, query_batches in sorted(batches.items())
+    }
     resumed = {
-        name: min(batch["batchId"] for batch in found if batch["runId"] == found[-1]["runId"])
-        for name, found in progress.items()
+        name: min(batch["batchId"] for batch in query_batches if batch["runId"] == query_batches[-1]["runId"])
+        for name, query_batches in progress.items()
     }
     return progress, resumed
 
@@ -132,7 +135,7 @@ def _columns(progress: dict[str, list[dict[str, Any]]]) -> list[str]:
     return list(figures(next(iter(progress.values()))[0]))
 
 
-def _table(title: str, first: str, *others: str) -> Table:
+def _table(title: str, first: str, *headings: str) -> Table:
     table = Table(
         title=f"\n{title}",
         title_justify="left",
@@ -143,6 +146,6 @@ def _table(title: str, first: str, *others: str) -> Table:
         collapse_padding=True,
     )
     table.add_column(first, overflow="fold")
-    for column in others:
+    for column in headings:
         table.add_column(column, justify="right" if column else "left", overflow="fold")
     return table
