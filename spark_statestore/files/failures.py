@@ -28,14 +28,16 @@ def failing_to(do: str, files: FileSystem, path: str) -> Iterator[None]:
         ) from error
 
 
-def read_file(files: FileSystem, path: str, read: Callable[[FileSystem, str], bytes] | None = None) -> bytes:
+def read_file(
+    files: FileSystem, path: str, read_content: Callable[[FileSystem, str], bytes] | None = None
+) -> bytes:
     """Read a whole file with a function, by default as bytes.
 
     A missing file stays a `FileNotFoundError`, for the caller to explain.
     """
     with failing_to("read", files, path):
         try:
-            return files.read(path) if read is None else read(files, path)
+            return files.read(path) if read_content is None else read_content(files, path)
         except FileNotFoundError as error:
             missing = error
     raise missing

@@ -154,19 +154,19 @@ class _SyncedOutput(FileOutput):
     def __init__(self, files: HdfsFileSystem, path: str) -> None:
         self._files = files
         self._path = path
-        self._written: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this
+        self._buffer: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this
 
     def write(self, data: Buffer) -> None:
-        self._written.write(data)
+        self._buffer.write(data)
 
     def close(self) -> None:
-        if not self._written.closed:
-            self._written.seek(0)
-            self._files.write_in_place(self._path, self._written)
-            self._written.close()
+        if not self._buffer.closed:
+            self._buffer.seek(0)
+            self._files.write_in_place(self._path, self._buffer)
+            self._buffer.close()
 
     def abandon(self) -> None:
-        self._written.close()
+        self._buffer.close()
         self._files.discard(self._path)
 
 

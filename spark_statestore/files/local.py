@@ -88,12 +88,12 @@ def _write_parts(fd: int, parts: Sequence[Buffer]) -> None:
     if not 1 < len(parts) <= _GATHERED_PARTS:
         _write_all(fd, b"".join(parts))
         return
-    left = os.writev(fd, parts)
+    bytes_written = os.writev(fd, parts)
     for part in parts:
         view = memoryview(part).cast("B")
-        if left < len(view):
-            _write_all(fd, view[left:])
-        left = max(0, left - len(view))
+        if bytes_written < len(view):
+            _write_all(fd, view[bytes_written:])
+        bytes_written = max(0, bytes_written - len(view))
 
 
 # Shared by all file systems of a process, as each preallocated file takes a file descriptor.
@@ -302,13 +302,13 @@ class LocalFileSystem(FileSystem):
 
     def make_directory(self, path: str) -> None:
         try:
-            made = _make_directory(path)
+            is_new = _make_directory(path)
         except FileNotFoundError:
             self.make_directory(parent_of(path))
             # No recursion: it would not end where the parent refuses directories, as in /proc.
-            made = _make_directory(path)
+            is_new = _make_directory(path)
         if self._directories is not None:
-            self._directories.make_durable(path, is_new=made)
+            self._directories.make_durable(path, is_new=is_new)
 
     def make_durable(self, path: str) -> None:
         if self._fsync:

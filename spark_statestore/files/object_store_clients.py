@@ -143,14 +143,14 @@ class ObjectStoreClients(ABC):
         arguments = self._arguments.get(bucket)
         if arguments is None:
             arguments = self._arguments[bucket] = self._arguments_of(bucket)
-        given = arguments.get("client_options", {}) | self._client_options
+        client_options = arguments.get("client_options", {}) | self._client_options
         options = {
             "allow_http": True,
             "connect_timeout": timedelta(seconds=5),
             # Services close idle connections after 20 s or more; obstore would use a closed one once more.
             "pool_idle_timeout": timedelta(seconds=15),
-            **{name: value for name, value in given.items() if name not in _TIMEOUTS[Client.CALLS]},
-            **{name: given.get(name, timeout) for name, timeout in _TIMEOUTS[kind].items()},
+            **{name: value for name, value in client_options.items() if name not in _TIMEOUTS[Client.CALLS]},
+            **{name: client_options.get(name, timeout) for name, timeout in _TIMEOUTS[kind].items()},
         }
         retries = {"max_retries": self.retries if kind is Client.UPLOADS else 0}
         arguments = arguments | {"client_options": options, "retry_config": retries}

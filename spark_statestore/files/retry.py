@@ -28,17 +28,17 @@ _LONGEST_SECONDS = 10.0
 class _Call:
     """One storage call with its retries."""
 
-    def __init__(self, what: str, url: str, retries: int) -> None:
-        self._what = f"{what} {url}"
+    def __init__(self, operation: str, url: str, retries: int) -> None:
+        self._description = f"{operation} {url}"
         self._url = url
-        self._left = retries
-        self._made = 0
+        self._retries_left = retries
+        self._tries = 0
         self._start = time.monotonic()
 
     @property
     def is_retry(self) -> bool:
         """True if an earlier try failed; it may have taken effect if only its response was lost."""
-        return self._made > 0
+        return self._tries > 0
 
     def run(self, attempt: Callable[[], _T]) -> _T:
         while True:
@@ -49,8 +49,8 @@ class _Call:
                     if (refused := access_error(error, self._url)) is not None and refused is not error:
                         raise refused from error
                     raise
-                self._made += 1
-                if self._left == 0:
+                self._tries += 1
+                if self._retries_left == 0:
                     raise self._exhausted(error) from error
                 self._wait(error)
             else:
@@ -59,10 +59,10 @@ class _Call:
 
     def _wait(self, error: Exception) -> None:
         # Equal jitter: throttled clients do not retry in lockstep.
-        most = min(_LONGEST_SECONDS, _FIRST_SECONDS * 2 ** (self._made - 1))
+        most = min(_LONGEST_SECONDS, _FIRST_SECONDS * 2 ** (self._tries - 1))
         seconds = random.uniform(most / 2, most)  # noqa: S311 - no secret
-        self._left -= 1
-        _logger.warning("%s failed and is retried in %.1f s: %s", self._what, seconds, error)
+        self._retries_left -= 1
+        _logger.warning("%s failed and is retried in %.1f s: %s", self._description, seconds, error)
         heartbeat()
         time.sleep(seconds)
         check_cancelled()
@@ -71,7 +71,9 @@ class _Call:
 
     def _exhausted(self, error: Exception) -> OSError:
         seconds = time.monotonic() - self._start
-        text = f"{error} (tried {self._made} times within {seconds:.1f} s)" if self._made > 1 else str(error)
+        text = (
+            f"{error} (tried {self._tries} times within {seconds:.1f} s)" if self._tries > 1 else str(error)
+        )
         return TimeoutError(text) if isinstance(error, TimeoutError) else OSError(text)
 
 
@@ -234,12 +236,12 @@ class RetryingFileSystem(FileSystem):
         data = self.run("reading", path, attempt)
         return cast(BinaryIO, opened), data
 
-    def run(self, what: str, path: str, attempt: Callable[[], _T]) -> _T:
-        """Make a call of the wrapped file system, with retries; `what` says in messages what it does."""
-        return self._call(what, path).run(attempt)
+    def run(self, operation: str, path: str, attempt: Callable[[], _T]) -> _T:
+        """Make a call of the wrapped file system, with retries; messages name it by `operation`."""
+        return self._call(operation, path).run(attempt)
 
-    def _call(self, what: str, path: str) -> _Call:
-        return _Call(what, self.wrapped.url(path), self._retries)
+    def _call(self, operation: str, path: str) -> _Call:
+        return _Call(operation, self.wrapped.url(path), self._retries)
 
 
 def require_exclusive_creation(files: FileSystem, path: str, parts: Sequence[Buffer]) -> None:
