@@ -85,9 +85,9 @@ __all__ = [
 _TWO_STOPS: Final = re.compile(r"(?<=[^\s./])\.([.;:])(?=\s|$)")
 
 
-def restore_from_backup(what: str = "it", otherwise: str | None = "resume from an earlier batch") -> str:
+def restore_from_backup(subject: str = "it", otherwise: str | None = "resume from an earlier batch") -> str:
     """Return the remedy for files that are missing or damaged, of an operation that has changed nothing."""
-    return f"Restore {what} from a backup{f', or {otherwise}' if otherwise else ''}; nothing was changed."
+    return f"Restore {subject} from a backup{f', or {otherwise}' if otherwise else ''}; nothing was changed."
 
 
 class StateStoreError(Exception):

@@ -449,9 +449,9 @@ class StorageOptions:
         return numbers.get(query or "", numbers.get(""))
 
     @classmethod
-    def parse(cls, given: Mapping[str, str]) -> StorageOptions:
+    def parse(cls, options: Mapping[str, str]) -> StorageOptions:
         """Parse the options of a request."""
-        values = {name: check(name, value) for name, value in given.items()}
+        values = {name: check(name, value) for name, value in options.items()}
         compression = values.get("compression", "zstd")
         return cls(
             storage=values.get("storage", "filesystem"),

@@ -198,8 +198,8 @@ def configure(
         raise OptionError(f"spark_files is {spark_files!r}, but it must be 'backend' or 'hadoop'.")
     if python_workers not in ("fast", "spark"):
         raise OptionError(f"python_workers is {python_workers!r}, but it must be 'fast' or 'spark'.")
-    given: dict[str, Any] = builder._options
-    if "spark.remote" in given or "SPARK_REMOTE" in os.environ:
+    builder_conf: dict[str, Any] = builder._options
+    if "spark.remote" in builder_conf or "SPARK_REMOTE" in os.environ:
         raise SessionError(
             "a Spark Connect client cannot add a state store: configure the server's session, with "
             "'--jars' and spark-defaults (see conf/), and start the query from the client as usual."
@@ -208,32 +208,32 @@ def configure(
     defaults = present_settings(submitted=submitted)
     settings = {PROVIDER_KEY: PROVIDER_CLASS}
     settings |= {OPTION_PREFIX + name: value for name, value in values.items()}
-    python = interpreter(given, defaults)
-    if python is not None and OPTION_PREFIX + "python" not in settings | given:
+    python = interpreter(builder_conf, defaults)
+    if python is not None and OPTION_PREFIX + "python" not in settings | builder_conf:
         settings[OPTION_PREFIX + "python"] = python
     for key, value in settings.items():
-        if str(given.get(key, value)) != value:
+        if str(builder_conf.get(key, value)) != value:
             raise SessionError(
-                f"{key!r} is set to {given[key]!r} on this builder, and configure sets it to {value!r}: "
-                "remove one of the two."
+                f"{key!r} is set to {builder_conf[key]!r} on this builder, and configure sets it to "
+                f"{value!r}: remove one of the two."
             )
         builder.config(key, value)
-    if spark_files == "backend" and _FILE_MANAGER_KEY not in given | defaults:
+    if spark_files == "backend" and _FILE_MANAGER_KEY not in builder_conf | defaults:
         builder.config(_FILE_MANAGER_KEY, FILE_MANAGER_CLASS)
         driver_python = OPTION_PREFIX + "driverPython"
-        if sys.executable and driver_python not in settings | given | defaults:
+        if sys.executable and driver_python not in settings | builder_conf | defaults:
             builder.config(driver_python, sys.executable)
-    if _CUSTOM_METRICS_KEY not in given | defaults:
+    if _CUSTOM_METRICS_KEY not in builder_conf | defaults:
         builder.config(_CUSTOM_METRICS_KEY, ",".join(_CUSTOM_METRICS))
     _append(builder, defaults, "spark.sql.extensions", EXTENSIONS_CLASS)
     directory = OPTION_PREFIX + "checkpointsDir"
-    is_on_driver = storage == "memory" and directory not in settings | given | defaults
-    has_executors = _has_executors(given, defaults)
+    is_on_driver = storage == "memory" and directory not in settings | builder_conf | defaults
+    has_executors = _has_executors(builder_conf, defaults)
     if is_on_driver or has_executors:
         _append(builder, defaults, "spark.plugins", PLUGIN_CLASS)
     if python_workers == "fast" and (has_executors or not submitted):
         has_sockets = (spark := installed_spark()) is not None and minor_of(spark) != "4.0"
-        workers = settings_of_workers(defaults | given, has_executors, has_unix_sockets=has_sockets)
+        workers = settings_of_workers(defaults | builder_conf, has_executors, has_unix_sockets=has_sockets)
         for key, value in workers.items():
             builder.config(key, value)
     # spark-submit has started the JVM already, with --jars and --py-files.
@@ -314,8 +314,8 @@ def _needs_plugin(spark: SparkSession) -> bool:
 
 def _check_options(options: dict[str, Any]) -> dict[str, str]:
     values = {}
-    for given, value in options.items():
-        head, *rest = given.split("_")
+    for key, value in options.items():
+        head, *rest = key.split("_")
         name = head + "".join(part.title() for part in rest)
         if name in values:
             raise OptionError(f"the option {name!r} is given twice: remove one of the two.")
@@ -331,9 +331,9 @@ def _check_option(name: str, value: object) -> str:
     return text
 
 
-def _has_executors(given: dict[str, Any], defaults: dict[str, str]) -> bool:
+def _has_executors(builder_conf: dict[str, Any], defaults: dict[str, str]) -> bool:
     """Return True if the master is known, and its executors are processes of their own."""
-    master = str(given.get("spark.master") or defaults.get("spark.master") or "local")
+    master = str(builder_conf.get("spark.master") or defaults.get("spark.master") or "local")
     return re.fullmatch(r"local(\[.*\])?", master) is None
 
 

@@ -26,14 +26,14 @@ def present_settings(*, submitted: bool) -> dict[str, str]:
     return _spark_defaults() | (_submitted_settings() if submitted else _settings_in_arguments())
 
 
-def interpreter(given: dict[str, Any], defaults: dict[str, str]) -> str | None:
+def interpreter(builder_conf: dict[str, Any], defaults: dict[str, str]) -> str | None:
     """Return the interpreter of the backends that the settings and the environment leave to this process."""
-    if "spark.pyspark.python" in given or "spark.pyspark.python" in defaults:
+    if "spark.pyspark.python" in builder_conf or "spark.pyspark.python" in defaults:
         return None
     if named := os.environ.get("PYSPARK_PYTHON"):
         return named
     master = str(
-        given.get("spark.master") or defaults.get("spark.master") or os.environ.get("MASTER", "local")
+        builder_conf.get("spark.master") or defaults.get("spark.master") or os.environ.get("MASTER", "local")
     )
     # On other machines this interpreter's path may not exist.
     return sys.executable if master.startswith("local") and sys.executable else None

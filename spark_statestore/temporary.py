@@ -31,7 +31,7 @@ _CONTENT: Final = re.compile(
 )
 
 # Closed by the kernel, when the process ends.
-_held: list[int] = []
+_descriptors: list[int] = []
 
 
 def keep_while_alive(directory: str) -> None:
@@ -53,7 +53,7 @@ def keep_while_alive(directory: str) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(new)
     else:
-        _held.append(handle)
+        _descriptors.append(handle)
 
 
 def remove(directory: str) -> None:

@@ -203,10 +203,10 @@ def _hash_bytes(data: Any, starts: Any, lengths: Any, seeds: Hashes) -> Hashes:
     for row in range(longer):
         rest = data[starts[row] + 4 * step : starts[row] + 4 * words[row]]
         hashes[row] = _mix_all(int(hashes[row]), _mix_word(rest.view("<u4")))
-    for left in range(3):
-        rows = np.flatnonzero(lengths % 4 > left)
+    for index in range(3):
+        rows = np.flatnonzero(lengths % 4 > index)
         # Bytes are signed.
-        signed = data[starts[rows] + 4 * words[rows] + left].view(np.int8).astype(np.uint32)
+        signed = data[starts[rows] + 4 * words[rows] + index].view(np.int8).astype(np.uint32)
         hashes[rows] = _mix(hashes[rows], _mix_word(signed))
     mixed = np.empty_like(seeds)
     mixed[order] = _finish(hashes, lengths.astype(np.uint32))

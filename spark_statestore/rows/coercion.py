@@ -27,8 +27,8 @@ INTERVAL_DTYPE: Final = [("months", "<i4"), ("days", "<i4"), ("nanos", "<i8")]
 class InvalidValueError(Exception):
     """Raised for a value that has no encoding; callers prepend the path of the column and map its row."""
 
-    def __init__(self, what: str, remedy: str, row: int | None = None) -> None:
-        super().__init__(what)
+    def __init__(self, problem: str, remedy: str, row: int | None = None) -> None:
+        super().__init__(problem)
         self.remedy = remedy
         self.row = row
         self.path: list[str] = []

@@ -50,16 +50,16 @@ class StateColumns:
         self, state: ColumnFamily, variable: str | None = None, columns: Sequence[str] | None = None
     ) -> None:
         shown = {column.name: column for column in _OF_VARIABLES.get(variable or "", _PLAIN)}
-        wanted: dict[str, list[str] | None] = (
+        fields_by_column: dict[str, list[str] | None] = (
             dict.fromkeys([*shown, PARTITION])
             if columns is None
             else _by_column([*shown, PARTITION], columns)
         )
-        self._names = list(wanted)
-        self._columns = [shown[name] for name in wanted if name != PARTITION]
+        self._names = list(fields_by_column)
+        self._columns = [shown[name] for name in fields_by_column if name != PARTITION]
         self._types = {
             row: parse_schema(
-                schema, _fields([column for column in self._columns if column.row == row], wanted)
+                schema, _fields([column for column in self._columns if column.row == row], fields_by_column)
             )
             for row, schema in (("key", state.key_schema), ("value", state.value_schema))
             if any(column.row == row for column in self._columns)
@@ -87,7 +87,7 @@ class StateColumns:
 
 def _by_column(names: list[str], columns: Sequence[str]) -> dict[str, list[str] | None]:
     """Return the selected fields of each column, None for all."""
-    wanted: dict[str, list[str] | None] = {}
+    fields_by_column: dict[str, list[str] | None] = {}
     for column in columns:
         name, dot, field = column.partition(".")
         if name not in names or (dot and name == PARTITION):
@@ -96,18 +96,18 @@ def _by_column(names: list[str], columns: Sequence[str]) -> dict[str, list[str] 
                 "of one, such as value.count."
             )
         if not dot:
-            wanted[name] = None
-        elif (fields := wanted.setdefault(name, [])) is not None:
+            fields_by_column[name] = None
+        elif (fields := fields_by_column.setdefault(name, [])) is not None:
             fields.append(field)
-    return wanted
+    return fields_by_column
 
 
-def _fields(columns: Sequence[_Column], wanted: Mapping[str, list[str] | None]) -> list[str] | None:
+def _fields(columns: Sequence[_Column], fields_by_column: Mapping[str, list[str] | None]) -> list[str] | None:
     """Return the fields of a row that some columns need, None for all."""
     if columns[0].field is None:
-        return wanted[columns[0].name]
+        return fields_by_column[columns[0].name]
     needed: list[str] = []
     for column in columns:
-        inside = wanted[column.name]
+        inside = fields_by_column[column.name]
         needed += [f"{column.field}.{name}" for name in inside] if inside else [str(column.field)]
     return needed

@@ -117,16 +117,15 @@ def decode_array(rows: pa.BinaryArray, row: SparkType) -> pa.StructArray:
 class _Malformed(Exception):
     """Raised for bytes that are not a row; callers prepend the path of the field."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
         self.path: list[str] = []
 
     def error(self, schema: str) -> CorruptCheckpointError:
-        what = f"the field {'.'.join(reversed(self.path))} of a row" if self.path else "a row"
+        subject = f"the field {'.'.join(reversed(self.path))} of a row" if self.path else "a row"
         return CorruptCheckpointError(
-            f"{what} {self.args[0]}: the bytes are not a row of the schema {schema[:500]}: they are damaged, "
-            "or have another "
-            "schema. " + restore_from_backup("the state", "read an earlier batch")
+            f"{subject} {self.args[0]}: the bytes are not a row of the schema {schema[:500]}: they are "
+            "damaged, or have another schema. " + restore_from_backup("the state", "read an earlier batch")
         )
 
 

@@ -120,7 +120,7 @@ class _Side:
 
         missing = self.counts[keys] == 0
         rows = self._order[np.where(missing, 0, self._starts[keys])] if len(self._order) else keys
-        return decode_array(_taken(self._values, rows, missing), kind)
+        return decode_array(_take_rows(self._values, rows, missing), kind)
 
     def lists(self, keys: NDArray[np.int64], kind: SparkType) -> pa.ListArray:
         """Return all values of each of these keys, null if it has none."""
@@ -135,7 +135,7 @@ class _Side:
             pa.list_(kind.arrow),
             len(keys),
             [present, pa.py_buffer(offsets.astype(np.int32))],
-            children=[decode_array(_taken(self._values, rows), kind)],
+            children=[decode_array(_take_rows(self._values, rows), kind)],
         )
 
 
@@ -179,7 +179,7 @@ def _numbered(*columns: pa.ChunkedArray) -> tuple[NDArray[np.int32], pa.LargeBin
     return numbered(pa.chunked_array([chunk for column in columns for chunk in column.chunks], pa.binary()))
 
 
-def _taken(
+def _take_rows(
     column: pa.ChunkedArray, rows: NDArray[np.int64], missing: NDArray[np.bool_] | None = None
 ) -> pa.BinaryArray:
     """Return these rows, null where they are missing; the column as one array could exceed 32-bit offsets."""

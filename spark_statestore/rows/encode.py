@@ -167,11 +167,11 @@ def _row_content(struct: pa.StructArray, kind: SparkType) -> RowContent:
     return RowContent(columns)
 
 
-def _require_fields(found: Sequence[str], names: Sequence[str]) -> None:
-    repeated = [name for name in dict.fromkeys(found) if found.count(name) > 1]
-    missing = [name for name in names if name not in found]
-    unknown = [name for name in found if name not in names]
-    for what, wrong, remedy in (
+def _require_fields(field_names: Sequence[str], names: Sequence[str]) -> None:
+    repeated = [name for name in dict.fromkeys(field_names) if field_names.count(name) > 1]
+    missing = [name for name in names if name not in field_names]
+    unknown = [name for name in field_names if name not in names]
+    for problem, wrong, remedy in (
         ("several fields of one name", repeated, "Rename or drop all but one of each."),
         (
             "no fields of these names",
@@ -182,7 +182,7 @@ def _require_fields(found: Sequence[str], names: Sequence[str]) -> None:
     ):
         if wrong:
             raise InvalidValueError(
-                f"has {what}: {', '.join(map(repr, wrong))}; the schema has "
+                f"has {problem}: {', '.join(map(repr, wrong))}; the schema has "
                 f"{', '.join(map(repr, names)) or 'none'}",
                 remedy,
             )

@@ -116,8 +116,8 @@ class StateSource:
         store = self._checkpoint.open(version.store)
         metadata = readable_metadata(store, version.name, version.attempt_id)
         number = {state.name: state.stored_rows for state in metadata.column_families}.get(self.family)
-        for held, is_whole in changes_in_parts(store, version.name, metadata, (self.family,), memory):
-            if changes := held[self.family]:
+        for part, is_whole in changes_in_parts(store, version.name, metadata, (self.family,), memory):
+            if changes := part[self.family]:
                 yield _apply(changes, number if is_whole else None)
 
     def table(self, version: StoreVersion) -> pa.Table:
@@ -153,10 +153,10 @@ def state_variables(operator: StatefulOperator) -> dict[str, dict[str, Any]]:
     return {node["stateName"]: node for node in nodes}
 
 
-def _apply(held: list[pa.RecordBatch], rows: int | None) -> pa.Table:
+def _apply(batches: list[pa.RecordBatch], rows: int | None) -> pa.Table:
     """Return the rows that result from changes; their number, if known, allows a shortcut."""
-    changes = pa.Table.from_batches(held)
+    changes = pa.Table.from_batches(batches)
     if changes.num_rows == rows:
         # Then no change deletes or replaces another.
         return changes.select(ROW_SCHEMA.names).cast(ROW_SCHEMA)
-    return apply_changelog(held)
+    return apply_changelog(batches)

@@ -216,7 +216,7 @@ def _renamed(node: Any) -> Any:
 def _unique_names(fields: Sequence[Any]) -> Iterator[str]:
     """Return a name for each field, so that paths differ also without regard to case."""
     original = {field["name"].casefold() for field in fields}
-    taken: set[str] = set()
+    used_paths: set[str] = set()
     # Next number per name, which keeps this linear for many fields of one name.
     numbers: dict[str, int] = {}
     for field in fields:
@@ -224,11 +224,11 @@ def _unique_names(fields: Sequence[Any]) -> Iterator[str]:
         name = field["name"]
         folded = name.casefold()
         paths = _below(folded, inside)
-        while not paths.isdisjoint(taken) or (name != field["name"] and not paths.isdisjoint(original)):
+        while not paths.isdisjoint(used_paths) or (name != field["name"] and not paths.isdisjoint(original)):
             number = numbers[folded] = numbers.get(folded, 1) + 1
             name = f"{field['name']}_{number}"
             paths = _below(f"{folded}_{number}", inside)
-        taken |= paths
+        used_paths |= paths
         yield name
 
 

@@ -140,7 +140,7 @@ def test_diff_takes_rows_of_more_than_2_gib() -> None:
     )
     changes = diff._Changes(rows, rows.slice(1))
     assert changes.key_bytes(changes.keys).to_pylist() == [b"0"]
-    taken = diff._taken(rows["value"], np.array([32, 0, 5]), np.array([False, False, True]))
+    taken = diff._take_rows(rows["value"], np.array([32, 0, 5]), np.array([False, False, True]))
     assert (taken.is_valid().to_pylist(), taken[0].as_py() == value[0].as_py()) == ([True, True, False], True)
 
 
