@@ -217,5 +217,7 @@ def _widens_struct(old: pa.StructType, new: pa.StructType) -> bool:
     after = {field.name: field for field in new}
     if len(before) < old.num_fields or len(after) < new.num_fields:
         return False  # Fields that share a name cannot be distinguished in a dict.
-    kept = all(name in after and _widens(field.type, after[name].type) for name, field in before.items())
-    return kept and all(name in before or field.nullable for name, field in after.items())
+    keeps_fields = all(
+        name in after and _widens(field.type, after[name].type) for name, field in before.items()
+    )
+    return keeps_fields and all(name in before or field.nullable for name, field in after.items())

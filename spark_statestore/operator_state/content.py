@@ -105,11 +105,11 @@ class _Serialized:
 _OPAQUE: Final = object()
 
 
-def _copied(value: Any, seen: set[int]) -> Any:
+def _copied(value: Any, ids: set[int]) -> Any:
     """Return a copy of lists, tuples and dicts that shares what cannot change; `_OPAQUE` of other objects.
 
     A list or dict that is there twice, or within itself, is one for a serializer to keep so: `_OPAQUE`, too.
-    `seen` has the ids of those before.
+    `ids` has those of the objects before.
     """
     kind = type(value)
     if kind in _IMMUTABLE:
@@ -117,12 +117,12 @@ def _copied(value: Any, seen: set[int]) -> Any:
     if kind is not list and kind is not dict and kind is not tuple:
         return _OPAQUE
     if kind is not tuple:
-        if id(value) in seen:
+        if id(value) in ids:
             return _OPAQUE
-        seen.add(id(value))
+        ids.add(id(value))
     items = value.values() if kind is dict else value
     if not _IMMUTABLE.issuperset(map(type, items)):
-        items = [_copied(item, seen) for item in items]
+        items = [_copied(item, ids) for item in items]
         if any(item is _OPAQUE for item in items):
             return _OPAQUE
     if kind is not dict:
@@ -255,10 +255,10 @@ class RestoredList(ListContent):
 
     def decode(self, serializer: StateSerializer[Any]) -> list[Any]:
         """Return the elements, as values of a serializer."""
-        what = f"list state {self.name!r}"
-        after = [check_compatible(serializer, s, what, "element") for s in self._serializers]
+        subject = f"list state {self.name!r}"
+        after = [check_compatible(serializer, s, subject, "element") for s in self._serializers]
         return [
-            _decode(serializer, data, self._serializers[index], after[index], what, "element")
+            _decode(serializer, data, self._serializers[index], after[index], subject, "element")
             for index, data in self._elements
         ]
 
@@ -293,9 +293,9 @@ class RestoredBroadcast(BroadcastContent):
 
     def decode(self, key: StateSerializer[Any], value: StateSerializer[Any]) -> dict[Any, Any]:
         """Return the entries, as keys and values of two serializers."""
-        what = f"broadcast state {self.name!r}"
+        subject = f"broadcast state {self.name!r}"
         after = [
-            (check_compatible(key, k, what, "key"), check_compatible(value, v, what, "value"))
+            (check_compatible(key, k, subject, "key"), check_compatible(value, v, subject, "value"))
             for k, v in self._serializers
         ]
         entries = {}
@@ -303,8 +303,8 @@ class RestoredBroadcast(BroadcastContent):
             old_key, old_value = self._serializers[index]
             key_after, value_after = after[index]
             for key_data, value_data in part:
-                decoded = _decode(key, key_data, old_key, key_after, what, "key")
-                entries[decoded] = _decode(value, value_data, old_value, value_after, what, "value")
+                decoded = _decode(key, key_data, old_key, key_after, subject, "key")
+                entries[decoded] = _decode(value, value_data, old_value, value_after, subject, "value")
         return entries
 
 
@@ -346,10 +346,10 @@ def _decode(
         ) from error
 
 
-def _index_of(wanted: Any, snapshots: list[Any]) -> int:
-    if wanted not in snapshots:
-        snapshots.append(wanted)
-    return snapshots.index(wanted)
+def _index_of(snapshot: Any, snapshots: list[Any]) -> int:
+    if snapshot not in snapshots:
+        snapshots.append(snapshot)
+    return snapshots.index(snapshot)
 
 
 def _short(snapshot: SerializerSnapshot) -> str:

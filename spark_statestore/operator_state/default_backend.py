@@ -181,10 +181,10 @@ def _conflict(name: str, before: Mode, now: Mode) -> IllegalStateError:
     )
 
 
-def _require_same(serializer: StateSerializer[Any], used: SerializerSnapshot, what: str) -> None:
+def _require_same(serializer: StateSerializer[Any], used: SerializerSnapshot, subject: str) -> None:
     if serializer.check_compatibility(used) is not Compatibility.COMPATIBLE_AS_IS:
         raise StateMigrationError(
-            f"{what} is stored by {dict(used)} since it was first asked for, and now by "
+            f"{subject} is stored by {dict(used)} since it was first asked for, and now by "
             f"{dict(serializer.snapshot)}. Use one descriptor throughout a run; to change it, start from a "
             "checkpoint with the new one."
         )

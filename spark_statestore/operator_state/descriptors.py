@@ -80,11 +80,11 @@ def _checked_name(name: str) -> str:
     return name
 
 
-def _serializer(serializer: StateSerializer[Any] | pa.DataType, what: str) -> StateSerializer[Any]:
+def _serializer(serializer: StateSerializer[Any] | pa.DataType, subject: str) -> StateSerializer[Any]:
     if isinstance(serializer, pa.DataType):
         return ArrowSerializer(serializer)
     if not isinstance(serializer, StateSerializer):
         raise TypeError(
-            f"{what} need a StateSerializer or an Arrow type, such as pyarrow.int64(); got {serializer!r}"
+            f"{subject} need a StateSerializer or an Arrow type, such as pyarrow.int64(); got {serializer!r}"
         )
     return serializer

@@ -38,7 +38,7 @@ class StatePart:
         return CheckpointName(self.batch, f"{self.attempt:08x}{self.parallelism:04x}{self.subtask:04x}")
 
     @classmethod
-    def of(cls, name: CheckpointName | None) -> StatePart | None:
+    def from_checkpoint(cls, name: CheckpointName | None) -> StatePart | None:
         """Parse the name of a checkpoint; return None if it is not that of a part."""
         match = _ATTEMPT_ID.fullmatch(name.id or "") if name is not None else None
         if name is None or match is None:

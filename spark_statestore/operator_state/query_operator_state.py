@@ -282,14 +282,14 @@ class QueryOperatorState:
         subtasks, which may be writing them.
         """
         published = _published(listed)
-        batches = sorted({other.batch for other in published if other.batch < part.batch})
-        kept = {*batches[1 - max(self._num_retained, _FEWEST_RETAINED) :]}
-        for other in listed:
-            is_own = (other.subtask, other.parallelism) == (self.subtask, self.parallelism)
-            if not is_own and (self.subtask != 0 or other.parallelism == self.parallelism):
+        batches = sorted({candidate.batch for candidate in published if candidate.batch < part.batch})
+        retained_batches = {*batches[1 - max(self._num_retained, _FEWEST_RETAINED) :]}
+        for candidate in listed:
+            is_own = (candidate.subtask, candidate.parallelism) == (self.subtask, self.parallelism)
+            if not is_own and (self.subtask != 0 or candidate.parallelism == self.parallelism):
                 continue
-            if other.batch not in kept or other not in published:
-                self._directory.discard(other)
+            if candidate.batch not in retained_batches or candidate not in published:
+                self._directory.discard(candidate)
 
     def _parts(self, batch_id: int | None) -> tuple[StatePart, ...]:
         """Return the parts of a batch's state, by default of the newest complete one.

@@ -56,7 +56,7 @@ class _Part:
     name: str
     meta: StateMetaInfo
 
-    def of(self, offsets: tuple[int, ...]) -> _Part:
+    def with_offsets(self, offsets: tuple[int, ...]) -> _Part:
         """Return the part with some of its offsets."""
         return replace(self, meta=StateMetaInfo(offsets, self.meta.distribution_mode))
 
@@ -157,7 +157,7 @@ def _deal(parts: list[_Part], shares: list[_Share], start: int) -> int:
             offsets = part.meta.offsets[max(begin - before, 0) : max(end - before, 0)]
             before += len(part.meta.offsets)
             if offsets:
-                _give(share, part.of(offsets))
+                _give(share, part.with_offsets(offsets))
         begin = end
     return (start + longer) % count
 
@@ -172,16 +172,16 @@ def _give_all(states: dict[str, list[_Part]], shares: list[_Share]) -> None:
 
 def _distinct(parts: list[_Part]) -> list[_Part]:
     """Return each element once: after a restore without a snapshot, all subtasks have the same ones."""
-    seen: dict[StreamStateHandle, set[int]] = {}
+    offsets_by_stream: dict[StreamStateHandle, set[int]] = {}
     distinct = []
     for part in parts:
-        earlier = seen.setdefault(part.stream, set())
+        earlier = offsets_by_stream.setdefault(part.stream, set())
         offsets = tuple(offset for offset in part.meta.offsets if offset not in earlier)
         earlier.update(offsets)
         if offsets == part.meta.offsets:
             distinct.append(part)
         elif offsets:
-            distinct.append(part.of(offsets))
+            distinct.append(part.with_offsets(offsets))
     return distinct
 
 

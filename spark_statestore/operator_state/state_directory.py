@@ -58,7 +58,7 @@ class OperatorStateDirectory:
         try:
             for status in self._files.list_files(self._path):
                 directory, _, file = status.path.removeprefix(start).partition("/")
-                part = StatePart.of(CheckpointName.parse(directory))
+                part = StatePart.from_checkpoint(CheckpointName.parse(directory))
                 if part is not None:
                     parts[part] = parts.get(part, False) or file == METADATA_FILE_NAME
         except OSError as error:

@@ -208,7 +208,7 @@ class Reader:
         self._data = data
         self._where = where
         self._position = 0
-        self._taken = 0
+        self._element_bytes = 0
 
     def element(self, offset: int, serializers: int) -> tuple[int, bytes]:
         """Return the element at an offset, and the index of its serializer."""
@@ -243,12 +243,12 @@ class Reader:
             )
         self._position = end
         # No two elements share a byte: else a few bytes could be any number of elements.
-        self._taken += size
-        if self._taken > len(self._data):
+        self._element_bytes += size
+        if self._element_bytes > len(self._data):
             raise corrupt(self._where, "has overlapping elements")
         return self._data[start:end]
 
 
-def corrupt(where: str, what: str) -> CorruptCheckpointError:
+def corrupt(where: str, problem: str) -> CorruptCheckpointError:
     """Return the error for a stream that is not what was written."""
-    return CorruptCheckpointError(f"{where} {what}. It is damaged. {restore_from_backup()}")
+    return CorruptCheckpointError(f"{where} {problem}. It is damaged. {restore_from_backup()}")

@@ -108,7 +108,7 @@ def newest_operator_state(
     CheckpointNotFoundError, CorruptCheckpointError
         If they are no longer retained, or one of them is missing.
     """
-    named = ((StatePart.of(name), files) for name, files in checkpoints.items())
+    named = ((StatePart.from_checkpoint(name), files) for name, files in checkpoints.items())
     parts = sorted(part for part, files in named if part is not None and METADATA_FILE_NAME in files)
     before = [part for part in parts if part.batch <= batch]
     if before:

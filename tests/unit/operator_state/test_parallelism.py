@@ -216,7 +216,7 @@ def test_query_operator_state_is_shipped_with_its_subtask(tmp_path: Path) -> Non
     "attempt_id", [f"{7:016x}", f"{1:08x}00030003", f"{1:08x}0003000G", f"{1:08x}000A0001", "1", None]
 )
 def test_state_part_refuses_other_ids(attempt_id: str | None) -> None:
-    assert StatePart.of(CheckpointName(1, attempt_id)) is None
+    assert StatePart.from_checkpoint(CheckpointName(1, attempt_id)) is None
 
 
 def parts(*runs: tuple[int, int, Sequence[int]]) -> list[StatePart]:
