@@ -177,7 +177,7 @@ class Requests:
         base = self._receive_handle(connection, store) if request["hasBase"] else None
         changes = _ChangesReceiver(connection, permit, column_families)
         start = time.perf_counter_ns()
-        done = commit_version(
+        commit = commit_version(
             store,
             _name_of(request),
             attempt_id,
@@ -190,20 +190,20 @@ class Requests:
             merge=bool(request.get("merge")),
             hand_over=bool(request.get("handOver")),
         )
-        if done.merged:
+        if commit.merged:
             self._stores.keep_unpublished(request["store"], store)
-        answer = _describe(request, store, done.handle, attempt_id, rows)
-        _plan_repair(store, done.handle, answer)
-        answer["merged"] = done.merged
+        answer = _describe(request, store, commit.handle, attempt_id, rows)
+        _plan_repair(store, commit.handle, answer)
+        answer["merged"] = commit.merged
         answer["storeNanos"] = time.perf_counter_ns() - start - changes.wait_nanos
-        answer["bytesWritten"] = done.bytes_written
-        answer["objectsWritten"] = done.objects_written
-        _answer(connection, answer, done.encoded_handle, done.metadata)
-        if done.next_directory is not None:
+        answer["bytesWritten"] = commit.bytes_written
+        answer["objectsWritten"] = commit.objects_written
+        _answer(connection, answer, commit.encoded_handle, commit.metadata)
+        if commit.next_directory is not None:
             # After the answer, so that the task does not wait for it.
             with contextlib.suppress(OSError):
-                store.files.prepare(done.next_directory)
-        _release_memory(done.bytes_written)
+                store.files.prepare(commit.next_directory)
+        _release_memory(commit.bytes_written)
         if time.monotonic() >= store.scrub_at:
             self._scrub.submit(store)
 
@@ -418,9 +418,9 @@ class _ChangesReceiver:
             yield self._column_families[frame.column_family].name, frame.payload, frame.checksum
 
 
-def _release_memory(written: int) -> None:
+def _release_memory(bytes_written: int) -> None:
     """Return a large request's memory to the system, which the allocator would keep for the next one."""
-    if written >= _RELEASED_BYTES:
+    if bytes_written >= _RELEASED_BYTES:
         pa.default_memory_pool().release_unused()
 
 

@@ -138,5 +138,7 @@ def open_store(
         node.get("commits"),
         merged_of,
     )
-    store.local_state = TaskLocalStateStore.of(options, store.url, store.is_local, node.get("localDirectory"))
+    store.local_state = TaskLocalStateStore.from_options(
+        options, store.url, store.is_local, node.get("localDirectory")
+    )
     return store

@@ -59,7 +59,7 @@ class _Job:
         self.start: str = request["start"]
         """Id of the start of the query that waits for it."""
         self.ended = threading.Event()
-        self._asked = time.monotonic()
+        self._last_heartbeat = time.monotonic()
         self._latest: dict[str, Any] = {}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "spark_statestore.savepoints"],
@@ -74,7 +74,7 @@ class _Job:
 
     def heartbeat(self) -> None:
         """Record that its client waits."""
-        self._asked = time.monotonic()
+        self._last_heartbeat = time.monotonic()
 
     def stop(self) -> None:
         """End it, and wait until it has."""
@@ -110,7 +110,7 @@ class _Job:
 
     def _watch(self) -> None:
         while not self.ended.wait(_ANSWER_SECONDS):
-            if time.monotonic() - self._asked > _UNWANTED_SECONDS:
+            if time.monotonic() - self._last_heartbeat > _UNWANTED_SECONDS:
                 self._process.kill()
 
 

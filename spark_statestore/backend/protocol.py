@@ -193,16 +193,16 @@ class FrameSocket:
 
     def take_over(self) -> FrameSocket:
         """Return the connection for use by another thread; the hung thread no longer closes it."""
-        other = FrameSocket(self._socket)
-        other._received, other._start, other._end = self._received, self._start, self._end
-        other._ended = self._ended
-        other.has_answered = self.has_answered
+        connection = FrameSocket(self._socket)
+        connection._received, connection._start, connection._end = self._received, self._start, self._end
+        connection._ended = self._ended
+        connection.has_answered = self.has_answered
         self.discard_waiting()
-        other._waiting_bytes = self._waiting_bytes
-        other._waiting = self._take_waiting()
-        other._waiting_ended = len(other._waiting)
+        connection._waiting_bytes = self._waiting_bytes
+        connection._waiting = self._take_waiting()
+        connection._waiting_ended = len(connection._waiting)
         self._taken_over = True
-        return other
+        return connection
 
     def expire_after(self, seconds: float) -> None:
         """Set the seconds without a transferred byte after which a `TimeoutError` is raised."""
@@ -279,10 +279,10 @@ class FrameSocket:
 
     def _receive_into(self, target: memoryview, *, may_end: bool = False) -> int:
         if self.deadline is not None:
-            left = self.deadline - time.monotonic()
-            if left <= 0:
+            seconds = self.deadline - time.monotonic()
+            if seconds <= 0:
                 raise TimeoutError("the expected bytes did not arrive in time")
-            self._socket.settimeout(left)
+            self._socket.settimeout(seconds)
         if self._waiting_ended:
             # The client may wait for an answer before it sends more.
             self._flush()

@@ -114,17 +114,17 @@ class Supervisor:
                     _logger.exception("could not check a request for a hung storage call")
 
     def _check(self, supervised: _Supervised) -> None:
-        taken: list[FrameSocket] = []
+        connections: list[FrameSocket] = []
         if supervised.context.cancel_if_hung(
-            time.monotonic(), lambda: taken.append(supervised.connection.take_over())
+            time.monotonic(), lambda: connections.append(supervised.connection.take_over())
         ):
             try:
-                threading.Thread(target=_answer, args=(supervised, taken[0]), daemon=True).start()
+                threading.Thread(target=_answer, args=(supervised, connections[0]), daemon=True).start()
             except RuntimeError:
                 # Thread limit reached. The client sends the request again if its connection ends without an
                 # answer.
                 _logger.exception("could not answer a hung request")
-                taken[0].close()
+                connections[0].close()
 
 
 class _Supervised:
@@ -199,13 +199,13 @@ def _answer(supervised: _Supervised, connection: FrameSocket) -> None:
 def _message_of(supervised: _Supervised) -> str:
     request = supervised.request
     if "path" in request:
-        what = f"the file {request['path']}"
+        subject = f"the file {request['path']}"
         outcome = (
             "It may take effect later: the query fails, and its next start continues from the files that are "
             "there"
         )
     elif request.get("op") == "publish":
-        what = (
+        subject = (
             f"the commits of all stores of batch {request['version'] - 1}, one of them at "
             f"{request['store'].get('root')}"
         )
@@ -213,14 +213,14 @@ def _message_of(supervised: _Supervised) -> str:
     else:
         store = request.get("store")
         store = store if isinstance(store, dict) else {}
-        which = f", version {request['version']}" if "version" in request else ""
-        what = (
+        version = f", version {request['version']}" if "version" in request else ""
+        subject = (
             f"operator {store.get('operator')}, partition {store.get('partition')}, store "
-            f"{store.get('name')}{which} at {store.get('root')}"
+            f"{store.get('name')}{version} at {store.get('root')}"
         )
         outcome = "It publishes nothing; a retried task starts from the previous version"
     return (
         f"storage did not answer within {supervised.context.limit:.0f} s, and the request "
-        f"{request.get('op')!r} of {what} was cancelled. {outcome}. Check that the storage is reachable; if "
-        "its calls may take longer, raise the option storageTimeoutSeconds."
+        f"{request.get('op')!r} of {subject} was cancelled. {outcome}. Check that the storage is reachable; "
+        "if its calls may take longer, raise the option storageTimeoutSeconds."
     )

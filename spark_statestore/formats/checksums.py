@@ -42,11 +42,11 @@ def _zeros(power: int) -> tuple[tuple[int, ...], ...]:
     if power == 0:
         zeros = bytes(_FEW_ZEROS)
         nothing = zlib.crc32(zeros)
-        made = [zlib.crc32(zeros, 1 << bit) ^ nothing for bit in range(32)]
+        columns = [zlib.crc32(zeros, 1 << bit) ^ nothing for bit in range(32)]
     else:
         half = _zeros(power - 1)
-        made = [_apply(half, _apply(half, 1 << bit)) for bit in range(32)]
-    return tuple(_sums(made[bit : bit + 4]) for bit in range(0, 32, 4))
+        columns = [_apply(half, _apply(half, 1 << bit)) for bit in range(32)]
+    return tuple(_sums(columns[bit : bit + 4]) for bit in range(0, 32, 4))
 
 
 def _sums(values: Sequence[int]) -> tuple[int, ...]:
@@ -57,11 +57,11 @@ def _sums(values: Sequence[int]) -> tuple[int, ...]:
 
 
 def _apply(zeros: tuple[tuple[int, ...], ...], checksum: int) -> int:
-    made = 0
+    result = 0
     for values in zeros:
-        made ^= values[checksum & 15]
+        result ^= values[checksum & 15]
         checksum >>= 4
-    return made
+    return result
 
 
 class RunningChecksum:

@@ -84,7 +84,7 @@ class InlineState:
     checksum: int = 0
 
     @classmethod
-    def of(cls, data: bytes) -> InlineState:
+    def from_data(cls, data: bytes) -> InlineState:
         """Return the inline state of one piece of data."""
         return cls([data], len(data), zlib.crc32(data)) if data else cls()
 
@@ -170,12 +170,12 @@ def decode_object(data: bytes, where: str, *, without_state: bool = False) -> Me
         If its format version is newer than this release's.
     """
     if len(data) < HEADER.size or data[: len(METADATA_MAGIC)] != METADATA_MAGIC:
-        what = (
+        problem = (
             "is empty"
             if not data
             else f"does not start with the magic number of metadata ({len(data)} bytes)"
         )
-        raise _corrupt(where, what)
+        raise _corrupt(where, problem)
     _, version, kind, _, attempt_id, inline_length, body_length = HEADER.unpack_from(data)
     if version < 1 or (version > METADATA_FORMAT_VERSION and _has_damaged_version(data)):
         raise _corrupt(where, "does not match its checksum")
@@ -318,8 +318,8 @@ def require_attempt_id(value: Any) -> None:
         raise ValueError(f"{value!r:.40} is no attempt id")
 
 
-def _corrupt(where: str, what: str) -> CorruptCheckpointError:
-    return CorruptCheckpointError(f"{where} {what}: it is damaged or incomplete. {restore_from_backup()}")
+def _corrupt(where: str, problem: str) -> CorruptCheckpointError:
+    return CorruptCheckpointError(f"{where} {problem}: it is damaged or incomplete. {restore_from_backup()}")
 
 
 def _split(body: bytes) -> list[bytes]:

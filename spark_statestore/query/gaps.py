@@ -40,8 +40,8 @@ def missing_entries(
     newest = max((*offsets, *commits), default=0)
     last = newest if until is None else min(until, newest)
     # The newest batch in the offset log may be uncommitted.
-    done = max(max(commits, default=0), newest - 1)
+    last_commit = max(max(commits, default=0), newest - 1)
     return {
         OFFSETS: set(range(min(offsets, default=0), last + 1)) - set(offsets) if offsets else set(),
-        COMMITS: set(range(min(commits), min(done, last) + 1)) - set(commits) if commits else set(),
+        COMMITS: set(range(min(commits), min(last_commit, last) + 1)) - set(commits) if commits else set(),
     }

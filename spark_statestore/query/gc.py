@@ -163,7 +163,7 @@ def gc(
     merged_files = checkpoint.merged_files()
     # Any store may have versions in a damaged file.
     with failing_to("list", *open_file_system(checkpoint.state_url)):
-        is_whole = merged_files.damage_in(decided.needed, decided.held) is None
+        is_whole = merged_files.damage_in(decided.needed, decided.held_versions) is None
     collectors = [
         _Collector(checkpoint, merged_files, store, newest.get(store), decided, logged, before, purge=purge)
         for store in (_stores(checkpoint) if is_whole else ())
@@ -185,7 +185,7 @@ def gc(
         sum(collection.young for collection in collected),
         (
             *(problem for collection in collected for problem in collection.skipped),
-            *(Problem.of("merged files", error) for error in merged_files.damaged_files()),
+            *(Problem.from_error("merged files", error) for error in merged_files.damaged_files()),
         ),
     )
 
@@ -207,9 +207,9 @@ def _committed_attempts(checkpoint: QueryCheckpoint) -> CommittedAttempts:
     files, state = open_file_system(checkpoint.state_url)
     holds = join(state, HOLDS_DIRECTORY)
     with failing_to("list", files, holds):
-        held = read_holds(files, holds).held
+        held_versions = read_holds(files, holds).held_versions
     return CommittedAttempts(
-        attempts, frozenset(_rolled_back(checkpoint)), held, batches[-1] + 1 if batches else 0
+        attempts, frozenset(_rolled_back(checkpoint)), held_versions, batches[-1] + 1 if batches else 0
     )
 
 
@@ -262,9 +262,9 @@ def _rolled_back(checkpoint: QueryCheckpoint) -> Iterable[str]:
     with failing_to("list", checkpoint.files, directory):
         paths = [status.path for status in checkpoint.files.list_files(directory)]
     for path in paths:
-        kept, log, name = path.rsplit("/", 2)
+        parent, log, name = path.rsplit("/", 2)
         # A rescale is not undone by its entries: the state of before goes with its batch.
-        if log == COMMITS and name.isdigit() and kept.rpartition("/")[2] != KEPT:
+        if log == COMMITS and name.isdigit() and parent.rpartition("/")[2] != KEPT:
             with failing_to("read", checkpoint.files, path):
                 entry = CommitEntry.decode(checkpoint.files.read(path), checkpoint.files.url(path))
             for named in (entry.state_ids or {}).values():
@@ -318,7 +318,7 @@ class _Collector:
         self._before = before
         self._purge = purge
         self._listing: dict[str, FileStatus] = {}
-        self._known: dict[tuple[str, int, float], CheckpointMetadata] = {}
+        self._decoded_metadata: dict[tuple[str, int, float], CheckpointMetadata] = {}
         self.orphans: list[Orphan] = []
         # Unneeded versions in merged files, with reasons.
         self.merged: dict[str, str] = {}
@@ -331,7 +331,7 @@ class _Collector:
             return self._collect(dry_run=dry_run)
         finally:
             # Decoded metadata of all stores could exceed the memory.
-            self._known.clear()
+            self._decoded_metadata.clear()
             self._listing = {}
 
     def _collect(self, *, dry_run: bool) -> _Collector:
@@ -348,7 +348,7 @@ class _Collector:
         except QueryRunningError:
             raise
         except CheckpointError as error:
-            self.skipped.append(Problem.of(str(self._store), error))
+            self.skipped.append(Problem.from_error(str(self._store), error))
             return self
         directories: dict[str, None] = {}
         for path, why in reasons.items():
@@ -391,7 +391,7 @@ class _Collector:
     def _read(self) -> StoreFiles:
         self._listing = {status.path: status for status in _list(self._files, self._directory)}
         with failing_to("list", self._files, self._directory):
-            damage = self._merged.damage_in(self._decided.needed, self._decided.held)
+            damage = self._merged.damage_in(self._decided.needed, self._decided.held_versions)
         if damage is not None:
             raise damage
         listing = parse_listing(self._directory, self._listing.values())
@@ -416,8 +416,8 @@ class _Collector:
     def _metadata(self, status: FileStatus, name: CheckpointName) -> CheckpointMetadata:
         # Another attempt may replace it.
         key = (status.path, status.size, status.modified) if status.modified is not None else None
-        if key is not None and key in self._known:
-            return self._known[key]
+        if key is not None and key in self._decoded_metadata:
+            return self._decoded_metadata[key]
         data = read_file(self._files, status.path, read_object)
         metadata = decode_metadata(data, self._context, self._files.url(status.path))
         attempt_id = (
@@ -430,7 +430,7 @@ class _Collector:
                 "the right ones from a backup; nothing of this store was removed."
             )
         if key is not None:
-            self._known[key] = metadata
+            self._decoded_metadata[key] = metadata
         return metadata
 
     def _is_old(self, path: str) -> bool:

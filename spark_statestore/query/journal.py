@@ -59,8 +59,8 @@ class Journal:
 
     def encode(self) -> bytes:
         """Return the content of the journal's file."""
-        written = {name: data.decode() for name, data in self.files.items()}
-        node = {"version": _VERSION, "id": self.id, "files": written}
+        texts = {name: data.decode() for name, data in self.files.items()}
+        node = {"version": _VERSION, "id": self.id, "files": texts}
         return f"{_FIRST_LINE}\n{json.dumps(node)}".encode()
 
     @classmethod
@@ -149,10 +149,10 @@ class Change:
         directory = new_rolled_back_directory(checkpoint)
         for name in self._files:
             if (data := self._before[name]) is not None:
-                kept = join(directory, KEPT, name)
-                with failing_to("write", storage, kept):
-                    storage.make_directory(parent_of(kept))
-                    storage.create(kept, data)
+                copy = join(directory, KEPT, name)
+                with failing_to("write", storage, copy):
+                    storage.make_directory(parent_of(copy))
+                    storage.create(copy, data)
         self._require_unchanged()
         journal = Journal(self._entry, self._files, self._id)
         path = checkpoint.path(OFFSETS, str(journal.entry))
@@ -210,7 +210,7 @@ def _complete(checkpoint: QueryCheckpoint, journal: Journal) -> None:
 
 def _require_current(checkpoint: QueryCheckpoint, journal: Journal) -> None:
     """Raise unless the journal is there: another process may have completed it, and the query gone on."""
-    if (found := find_journal(checkpoint)) is None or found != journal:
+    if (present := find_journal(checkpoint)) is None or present != journal:
         raise IllegalStateError(
             f"the change of {checkpoint.url} that this process was completing is complete: another process, "
             "such as the query's next start, was faster. See which partitions the query has, and try again "

@@ -112,11 +112,11 @@ class CommitEntry:
 
     def with_state_ids(self, ids: Mapping[int, Sequence[Sequence[str]]]) -> CommitEntry:
         """Return the entry with other checkpoint ids, in checkpoint format v2."""
-        written = {
+        ids_by_operator = {
             str(operator): [list(stores) for stores in partitions] for operator, partitions in ids.items()
         }
         version = "v2" if self.version == "v1" else self.version
-        return replace(self, version=version, metadata={**self.metadata, "stateUniqueIds": written})
+        return replace(self, version=version, metadata={**self.metadata, "stateUniqueIds": ids_by_operator})
 
 
 def _decode(data: bytes, where: str) -> tuple[str, dict[str, Any], tuple[str, ...]]:

@@ -27,7 +27,7 @@ class CommittedAttempts:
         Ids of the committed attempts, by version and operator.
     rolled_back
         Ids of the committed attempts of batches that were rolled back.
-    held
+    held_versions
         Versions that retention holds name.
     last
         Version committed by the newest batch; 0 if there is none.
@@ -35,7 +35,7 @@ class CommittedAttempts:
 
     attempts: Mapping[int, Mapping[int, frozenset[str]]]
     rolled_back: frozenset[str]
-    held: frozenset[int]
+    held_versions: frozenset[int]
     last: int
 
     @property
@@ -50,11 +50,15 @@ class CommittedAttempts:
 
     def is_past(self, name: CheckpointName) -> bool:
         """Return True if a version is of a batch before those of Spark's logs, and is not held."""
-        return bool(self.attempts) and name.version < min(self.attempts) and name.version not in self.held
+        return (
+            bool(self.attempts)
+            and name.version < min(self.attempts)
+            and name.version not in self.held_versions
+        )
 
     def supersedes(self, operator: int, name: CheckpointName) -> bool:
         """Return True if Spark committed another attempt at the version, so that it never loads this one."""
-        if name.id is None or name.id in self.rolled_back or name.version in self.held:
+        if name.id is None or name.id in self.rolled_back or name.version in self.held_versions:
             return False
         committed = self.attempts.get(name.version, {}).get(operator)
         return committed is not None and name.id not in committed
@@ -65,7 +69,7 @@ class CommittedAttempts:
         If the newest version of the store is newer than that batch's, another query with a newer log uses the
         store.
         """
-        undecided = name.id not in self.rolled_back and name.version not in self.held
+        undecided = name.id not in self.rolled_back and name.version not in self.held_versions
         return name.id is not None and undecided and name.version == newest == self.last + 1
 
 
@@ -147,7 +151,7 @@ def orphans(
             unneeded[name] = "its batch is not committed, and Spark runs it again"
         elif store.newest is None and decided.is_past(name):
             unneeded[name] = "its partition is gone, and its batch is not in Spark's logs any more"
-        elif purge and name.version < decided.needed.start and name.version not in decided.held:
+        elif purge and name.version < decided.needed.start and name.version not in decided.held_versions:
             unneeded[name] = "its batch is not in Spark's logs any more"
     unneeded = {name: why for name, why in unneeded.items() if all(map(is_old, store.paths(name)))}
     needed: set[str] = set()
@@ -156,10 +160,10 @@ def orphans(
             if name not in unneeded:
                 needed.update(_streams(metadata))
         # A version whose files a retained version references is retained too.
-        kept = [name for name in unneeded if not needed.isdisjoint(store.paths(name))]
-        if not kept:
+        needed_names = [name for name in unneeded if not needed.isdisjoint(store.paths(name))]
+        if not needed_names:
             break
-        for name in kept:
+        for name in needed_names:
             del unneeded[name]
     reasons = {path: why for name, why in unneeded.items() for path in store.paths(name)}
     for path, version in sorted(store.listing.shared.items()):

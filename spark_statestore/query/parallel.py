@@ -32,10 +32,10 @@ def parallel_map(
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="stores") as pool:
         futures = [_submit(pool, do, item) for item in todo]
         try:
-            for done, future in enumerate(as_completed(futures), 1):
+            for count, future in enumerate(as_completed(futures), 1):
                 future.result()
                 if progress is not None:
-                    progress(done, len(todo))
+                    progress(count, len(todo))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -68,9 +68,9 @@ def _submit(pool: ThreadPoolExecutor, do: Callable[[Item], Result], item: Item) 
     try:
         return pool.submit(do, item)
     except RuntimeError:
-        done: Future[Result] = Future()
+        future: Future[Result] = Future()
         try:
-            done.set_result(do(item))
+            future.set_result(do(item))
         except Exception as error:  # noqa: BLE001 - raised by the caller, as of a thread
-            done.set_exception(error)
-        return done
+            future.set_exception(error)
+        return future

@@ -216,14 +216,14 @@ class QueryCheckpoint:
         if batches and batch is None:
             return batches[-1]
         if batch not in batches:
-            kept = (
+            remedy = (
                 f"it has the batches {ranges(batches)}. Use one of those; "
                 "spark.sql.streaming.minBatchesToRetain sets the number of retained batches."
                 if batches
                 else "no batch is committed yet. Let the query commit its first batch, or check the path."
             )
             raise CheckpointNotFoundError(
-                f"the checkpoint {self.url} has no {'batch' if batch is None else f'batch {batch}'}: {kept}"
+                f"the checkpoint {self.url} has no {'batch' if batch is None else f'batch {batch}'}: {remedy}"
             )
         return batch
 

@@ -172,22 +172,22 @@ class _Plan:
         added = activity.added(created, removed or ())
         if not added:
             return
-        what = (
+        problem = (
             f"the query of {self._checkpoint.url} runs: it has written {', '.join(added)} during the rollback"
         )
         stop = "Stop the query, then try again"
         if removed is None:
-            raise QueryRunningError(f"{what}. {stop}; nothing was moved.")
+            raise QueryRunningError(f"{problem}. {stop}; nothing was moved.")
         where = self._checkpoint.files.url(self._checkpoint.path(ROLLED_BACK, time))
         if again := sorted(set(added) & set(removed)):
             # It already continues from the rolled back batch: moving the entries back would mix two
             # histories.
             raise QueryRunningError(
-                f"{what}. It was started before the rollback ended, and has rewritten {again[0]}. {stop}, "
+                f"{problem}. It was started before the rollback ended, and has rewritten {again[0]}. {stop}, "
                 f"and verify it; the moved files are in {where}."
             )
         undo_rollback(self._checkpoint, time)
-        raise QueryRunningError(f"{what}. The moved files were moved back. {stop}.")
+        raise QueryRunningError(f"{problem}. The moved files were moved back. {stop}.")
 
     def _write_entry_before(self) -> None:
         files, path = self._checkpoint.files, self._checkpoint.path(OFFSETS, str(self._batch - 1))
@@ -294,7 +294,7 @@ def undo_rollback(checkpoint: QueryCheckpoint, time: str) -> list[str]:
     """
     files, start = checkpoint.files, join(checkpoint.path(ROLLED_BACK), time)
     names = _below(checkpoint, start)
-    done = []
+    restored_names = []
     described = checkpoint.newest_partitions()
     for name in sorted(names, key=_rank):
         path = checkpoint.path(name)
@@ -304,7 +304,7 @@ def undo_rollback(checkpoint: QueryCheckpoint, time: str) -> list[str]:
             if not files.exists(path):
                 files.make_directory(parent_of(path))
                 files.create(path, files.read(join(start, name)))
-                done.append(name)
+                restored_names.append(name)
     if _CREATED in names:
         for name in _created(checkpoint, join(start, _CREATED)):
             path = checkpoint.path(name)
@@ -312,7 +312,7 @@ def undo_rollback(checkpoint: QueryCheckpoint, time: str) -> list[str]:
                 if name not in names and files.exists(path):
                     files.delete(path)
     _describe_partitions(checkpoint, described, checkpoint.newest_partitions())
-    return done
+    return restored_names
 
 
 def _describe_partitions(checkpoint: QueryCheckpoint, described: int | None, number: int | None) -> None:
@@ -338,8 +338,8 @@ def find_rollback(checkpoint: QueryCheckpoint, gaps: Mapping[str, Sequence[int]]
         log, _, number = name.rpartition("/")
         if log in (OFFSETS, COMMITS) and number.isdigit():
             moved.setdefault(time, {}).setdefault(log, set()).add(int(number))
-    wanted = {log: set(missing) for log, missing in gaps.items()}
-    fitting = [time for time, logs in moved.items() if logs == wanted]
+    missing_by_log = {log: set(missing) for log, missing in gaps.items()}
+    fitting = [time for time, logs in moved.items() if logs == missing_by_log]
     return max(fitting, default=None)
 
 

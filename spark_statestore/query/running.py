@@ -46,7 +46,7 @@ class ActivityCheck:
     def __init__(self, checkpoint: QueryCheckpoint) -> None:
         self._checkpoint = checkpoint
         self._begun = time.monotonic()
-        self._seen = _log_entries(checkpoint)
+        self._entries = _log_entries(checkpoint)
 
     def require_stopped(self, *, stopped: bool) -> None:
         """Raise `QueryRunningError` if an entry is young or appears.
@@ -55,8 +55,8 @@ class ActivityCheck:
         """
         require_not_running_here(self._checkpoint)
         wait = 0.0 if stopped else OBSERVED_SECONDS
-        if not stopped and self._seen:
-            ages = _Ages.of(self._checkpoint, self._seen)
+        if not stopped and self._entries:
+            ages = _Ages.measure(self._checkpoint, self._entries)
             if ages is None:
                 # Only new entries prove activity: wait for as long as an entry would count as young.
                 wait = YOUNG_SECONDS
@@ -76,13 +76,13 @@ class ActivityCheck:
                 "nothing was changed."
             )
 
-    def added(self, ours: Collection[str] = (), removed: Collection[str] = ()) -> list[str]:
+    def added(self, own: Collection[str] = (), removed: Collection[str] = ()) -> list[str]:
         """List the entries that were added since the check began, except the caller's own.
 
         Entries that the caller has removed count if they exist again.
         """
-        before = self._seen.keys() - removed
-        return sorted(_log_entries(self._checkpoint).keys() - before - set(ours))
+        before = self._entries.keys() - removed
+        return sorted(_log_entries(self._checkpoint).keys() - before - set(own))
 
     @property
     def _query(self) -> str:
@@ -115,7 +115,7 @@ class _Ages:
     young_until: float
 
     @classmethod
-    def of(cls, checkpoint: QueryCheckpoint, entries: Mapping[str, float | None]) -> _Ages | None:
+    def measure(cls, checkpoint: QueryCheckpoint, entries: Mapping[str, float | None]) -> _Ages | None:
         """Compare the newest file with the storage's clock; None if the storage has no modification times."""
         times = {name: modified for name, modified in entries.items() if modified is not None}
         if not times:

@@ -27,16 +27,16 @@ class FileLogCut:
 
     Attributes
     ----------
-    kept
+    unchanged_files
         Files that belong to it unchanged.
     dropped
         The other files, newest first.
     compact
         Name of a compacted file to create with `compacted`, and of the file to create it from; None if the
-        kept files have all entries.
+        unchanged files have all entries.
     """
 
-    kept: tuple[str, ...]
+    unchanged_files: tuple[str, ...]
     dropped: tuple[str, ...]
     compact: tuple[str, str] | None
 
@@ -113,10 +113,10 @@ def is_file_log(data: bytes) -> bool:
     return isinstance(first, dict) and {"path", "timestamp", "batchId"} <= first.keys()
 
 
-def is_file_source(log: Sequence[str], read: Callable[[str], bytes]) -> bool:
+def is_file_source(log: Sequence[str], read_file: Callable[[str], bytes]) -> bool:
     """Return True if log files belong to a file source."""
     # Older files are read only if the newest one is damaged.
-    return any(is_file_log(read(name)) for name in reversed(log))
+    return any(is_file_log(read_file(name)) for name in reversed(log))
 
 
 def position(offset: str) -> int | None:
@@ -143,10 +143,10 @@ def cut(names: Iterable[str], last: int, where: str) -> FileLogCut:
     start = compacts[0] if compacts else 0
     if all(entry in names_by_entry for entry in range(start, last + 1)):
         misleading = set(_misleading(compacts, last))
-        kept = [entry for entry in before if entry not in misleading]
+        unchanged = [entry for entry in before if entry not in misleading]
         dropped = [entry for entry in newest_first if entry > last or entry in misleading]
         return FileLogCut(
-            tuple(names_by_entry[entry] for entry in kept),
+            tuple(names_by_entry[entry] for entry in unchanged),
             tuple(names_by_entry[entry] for entry in dropped),
             None,
         )
@@ -181,9 +181,9 @@ def compacted(data: bytes, last: int, where: str) -> bytes:
     """Return a compacted file cut after an entry."""
     version, *entries = data.split(b"\n")
     try:
-        kept = [entry for entry in entries if entry and parse_json(entry)["batchId"] <= last]
+        retained = [entry for entry in entries if entry and parse_json(entry)["batchId"] <= last]
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptCheckpointError(
             f"{where} is not a log of a file source: {error!r}. {restore_from_backup(otherwise=None)}"
         ) from error
-    return b"\n".join([version, *kept])
+    return b"\n".join([version, *retained])

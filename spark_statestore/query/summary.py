@@ -61,7 +61,7 @@ def summarize_each(
     Errors that concern every store, of another provider or of access to storage, are raised.
     """
 
-    def one(version: StoreVersion) -> StoreSummary | CheckpointError:
+    def summarize_store(version: StoreVersion) -> StoreSummary | CheckpointError:
         try:
             return _summary(checkpoint, version)
         except (ForeignCheckpointError, StorageAccessError):
@@ -71,7 +71,11 @@ def summarize_each(
 
     versions = checkpoint.stores(batch)
     return dict(
-        zip((version.store for version in versions), parallel_map(one, versions, progress), strict=True)
+        zip(
+            (version.store for version in versions),
+            parallel_map(summarize_store, versions, progress),
+            strict=True,
+        )
     )
 
 

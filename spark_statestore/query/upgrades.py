@@ -76,26 +76,26 @@ def _column_families(checkpoint: QueryCheckpoint, batch: int) -> Mapping[int, li
 def _limits_of(
     operator: StatefulOperator, families: Collection[ColumnFamily], offsets: OffsetEntry
 ) -> Iterator[_Limit]:
-    which = f"operator {operator.id} ({operator.name})"
+    subject = f"operator {operator.id} ({operator.name})"
     ordered_by_time = any(family.key_encoder in _TIMESTAMP_KEYS for family in families)
     if operator.is_join:
         # In formats 3 and 4 a join has one store, with column families.
         if ordered_by_time:
-            yield _since("4.3"), f"{which} is a join of state format 4, which Spark has since 4.3"
+            yield _since("4.3"), f"{subject} is a join of state format 4, which Spark has since 4.3"
         elif len(operator.stores) == 1:
-            yield _since("4.1"), f"{which} is a join of state format 3, which Spark has since 4.1"
+            yield _since("4.1"), f"{subject} is a join of state format 3, which Spark has since 4.1"
     elif ordered_by_time:
-        yield _since("4.2"), f"{which} has keys ordered by a timestamp, which Spark has since 4.2"
+        yield _since("4.2"), f"{subject} has keys ordered by a timestamp, which Spark has since 4.2"
     if operator.name in ("dedupe", "dedupeWithinWatermark") and offsets.conf.get(_KEYS_AS_WRITTEN) == "true":
         columns = max(len(parse_json(family.key_schema)["fields"]) for family in families)
         if columns > _ORDERED_SET:
             reason = (
-                f"{which} has {columns} key columns in the order of the query, but Spark before 4.3 orders "
+                f"{subject} has {columns} key columns in the order of the query, but Spark before 4.3 orders "
                 f"more than {_ORDERED_SET} by their hashes, and would not find the rows"
             )
             yield _since("4.3"), reason
     if operator.name == "transformWithStateInPySparkExec":
-        yield _since("4.1"), f"{which} is Python's transformWithState by rows, which Spark has since 4.1"
+        yield _since("4.1"), f"{subject} is Python's transformWithState by rows, which Spark has since 4.1"
 
 
 def _since(minor: str) -> tuple[str, ...]:

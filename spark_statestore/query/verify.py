@@ -71,15 +71,15 @@ class Problem:
     covered: bool = False
 
     @classmethod
-    def of(cls, what: str, error: Exception) -> Problem:
+    def from_error(cls, subject: str, error: Exception) -> Problem:
         """Build the problem for an error."""
-        ours = isinstance(error, StateStoreError | OSError)
+        is_expected = isinstance(error, StateStoreError | OSError)
         if isinstance(error, FileNotFoundError):
-            return cls(what, "missing", str(error))
+            return cls(subject, "missing", str(error))
         if isinstance(error, CorruptCheckpointError):
-            return cls(what, "damaged", str(error))
+            return cls(subject, "damaged", str(error))
         # Other exceptions come from unexpected content, so from damage.
-        return cls(what, "unreadable", str(error)) if ours else cls(what, "damaged", repr(error))
+        return cls(subject, "unreadable", str(error)) if is_expected else cls(subject, "damaged", repr(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +181,8 @@ class Verifier:
             try:
                 for _ in read_changes(stream, where):
                     pass
-            except StateStoreError as found:
-                error = found
+            except StateStoreError as stream_error:
+                error = stream_error
             with self._lock:
                 self._streams[name] = error
         if error is not None:
@@ -247,11 +247,11 @@ class _BatchVerification:
         is_newest = self._begun and self._batch == self._checkpoint.newest_batch()
         with self._recording_problem("the logs"):
             for log, missing in log_gaps(self._checkpoint, None if is_newest else self._batch).items():
-                what = f"the {'offset' if log == OFFSETS else 'commit'} log"
+                subject = f"the {'offset' if log == OFFSETS else 'commit'} log"
                 reported = {problem.what for problem in self._problems}
-                others = [number for number in missing if f"{what}, batch {number}" not in reported]
-                if others:
-                    self._problems.append(Problem(what, "missing", self._gap_message(log, others)))
+                unreported = [number for number in missing if f"{subject}, batch {number}" not in reported]
+                if unreported:
+                    self._problems.append(Problem(subject, "missing", self._gap_message(log, unreported)))
 
     def _gap_message(self, log: str, missing: list[int]) -> str:
         batches = f"batch{'es' if len(missing) > 1 else ''} {ranges(missing)}"
@@ -273,18 +273,18 @@ class _BatchVerification:
                 positions = self._checkpoint.source_offsets(offsets)
         for source in sorted(files.keys() | positions.keys()):
             names = files.get(source, [])
-            what = f"source {source}"
-            with self._recording_problem(what):
+            subject = f"source {source}"
+            with self._recording_problem(subject):
                 offset = positions.get(source, "")
                 last = sources.position(offset)
                 # Only the file source writes such offsets; a plain number may be another source's.
                 if last is not None and ("logOffset" in offset or self._is_file_log(source, names)):
                     for name in self._needed(source, names, last):
-                        if (data := self._spark_file(what, SOURCES, source, name)) is not None:
+                        if (data := self._spark_file(subject, SOURCES, source, name)) is not None:
                             check_log_entry(data, self._url(SOURCES, source, name))
                 else:
                     for name in names:
-                        self._spark_file(what, SOURCES, source, name)
+                        self._spark_file(subject, SOURCES, source, name)
 
     def _is_file_log(self, source: str, names: list[str]) -> bool:
         return sources.is_file_source(
@@ -301,9 +301,10 @@ class _BatchVerification:
             return [part.compact[1]]
         # Newest first; Spark does not read files older than a compacted one.
         oldest = next(
-            (number for number, name in enumerate(part.kept) if name.endswith(".compact")), len(part.kept)
+            (number for number, name in enumerate(part.unchanged_files) if name.endswith(".compact")),
+            len(part.unchanged_files),
         )
-        return list(part.kept[: oldest + 1])
+        return list(part.unchanged_files[: oldest + 1])
 
     def _check_operators(self) -> list[StoreVersion]:
         """Check the operators' metadata and return their stores; none if the metadata cannot be read."""
@@ -317,18 +318,18 @@ class _BatchVerification:
         return stores
 
     def _check_schemas(self, operator: StatefulOperator) -> None:
-        what = f"the schemas of operator {operator.id}"
+        subject = f"the schemas of operator {operator.id}"
         for url in operator.schema_files:
-            with self._recording_problem(what):
+            with self._recording_problem(subject):
                 files, path = self._schema_file(operator, url)
                 self._count(len(read_checked(files, path)))
         for store in operator.stores if not operator.schema_files else ():
             directories = StoreId(operator.id, 0, store.name).directories
             path = self._checkpoint.path(STATE, *directories, "_metadata", "schema")
             # Spark recreates a missing one.
-            with self._recording_problem(what):
+            with self._recording_problem(subject):
                 if self._checkpoint.files.exists(path):
-                    self._read(what, path)
+                    self._read(subject, path)
 
     def _schema_file(self, operator: StatefulOperator, url: str) -> tuple[FileSystem, str]:
         """Return the file system and path of a schema file."""
@@ -398,7 +399,7 @@ class _BatchVerification:
             if entry not in metadata.handle.entries
         )
         for error in damage.values():
-            problem = Problem.of(str(version.store), error)
+            problem = Problem.from_error(str(version.store), error)
             message = (
                 f"{problem.message} It is covered: the query is started with the same state from "
                 f"{instead or 'the other streams'}, and then writes a full snapshot."
@@ -415,16 +416,16 @@ class _BatchVerification:
                 sizes.setdefault(name, {})[below] = status.size
         for name in sorted(sizes):
             with self._recording_problem(f"the operator state {name!r}"):
-                read = QueryOperatorState(self._checkpoint.url, name).verify(self._batch)
+                directories = QueryOperatorState(self._checkpoint.url, name).verify(self._batch)
                 files = sizes[name].items()
-                self._count(*(size for below, size in files if below.partition("/")[0] in read))
+                self._count(*(size for below, size in files if below.partition("/")[0] in directories))
 
-    def _spark_file(self, what: str, *names: str) -> bytes | None:
-        return self._read(what, self._checkpoint.path(*names))
+    def _spark_file(self, subject: str, *names: str) -> bytes | None:
+        return self._read(subject, self._checkpoint.path(*names))
 
-    def _read(self, what: str, path: str) -> bytes | None:
+    def _read(self, subject: str, path: str) -> bytes | None:
         data = None
-        with self._recording_problem(what):
+        with self._recording_problem(subject):
             data = read_checked(self._checkpoint.files, path)
             self._count(len(data))
         return data
@@ -442,7 +443,7 @@ class _BatchVerification:
             self._bytes += sum(sizes)
 
     @contextmanager
-    def _recording_problem(self, what: str) -> Iterator[None]:
+    def _recording_problem(self, subject: str) -> Iterator[None]:
         """Record an error in the block as a problem, and continue."""
         try:
             yield
@@ -450,7 +451,7 @@ class _BatchVerification:
             raise
         except (StateStoreError, OSError, KeyError, IndexError, TypeError, ValueError) as error:
             # The last four are raised where Spark's files contradict each other.
-            problem = Problem.of(what, error)
+            problem = Problem.from_error(subject, error)
             with self._lock:
                 if problem not in self._problems:
                     self._problems.append(problem)

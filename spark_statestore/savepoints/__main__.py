@@ -28,7 +28,7 @@ def main() -> None:
             StorageOptions.parse(request["options"]),
             request.get("query"),
             request["canHaveIds"],
-            lambda done, total: answer({"done": done, "total": total}),
+            lambda completed, total: answer({"done": completed, "total": total}),
         )
         answer({"partitions": number})
     except Exception as error:  # noqa: BLE001 - the backend reports it

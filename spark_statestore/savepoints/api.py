@@ -87,7 +87,7 @@ def savepoint(
         store = SavepointStoreFactory.create(target, running.savepoints_dir)
         checkpoint, checkpoints_dir = running.checkpoint(), running.checkpoints_dir
     # The batch is committed, so the request is acknowledged at once.
-    taken = COORDINATOR.trigger_savepoint(
+    future = COORDINATOR.trigger_savepoint(
         lambda number: COORDINATOR.acknowledge(
             number,
             lambda: create_savepoint(
@@ -95,4 +95,4 @@ def savepoint(
             ),
         )
     )
-    return taken.result()
+    return future.result()

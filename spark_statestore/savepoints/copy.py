@@ -132,7 +132,7 @@ class CheckpointCopy:
         if self._partitions:
             self._conf[SHUFFLE_PARTITIONS] = str(self._partitions)
         self._state_path = join(path_in_its_file_system(target), STATE)
-        self._progress: Progress = progress or (lambda done, total: None)
+        self._progress: Progress = progress or (lambda completed, total: None)
 
     def write(
         self, *, state: bool = True, state_ids: Mapping[int, Sequence[Sequence[str]]] | None = None
@@ -145,8 +145,8 @@ class CheckpointCopy:
         commit = self._commit if state_ids is None else self._commit.with_state_ids(state_ids)
         operators = list(self._stateful.operator_files(self._state_batch))
         if state:
-            written = self._counted(sum(self._store_count(stateful) for _, stateful in operators))
-            ids = {stateful.id: self._write_stores(stateful, written) for _, stateful in operators}
+            count_store = self._counted(sum(self._store_count(stateful) for _, stateful in operators))
+            ids = {stateful.id: self._write_stores(stateful, count_store) for _, stateful in operators}
             if self._with_ids or commit.state_ids is not None:
                 commit = commit.with_state_ids(ids)
         self._commit = commit
@@ -199,9 +199,9 @@ class CheckpointCopy:
 
     def _counted(self, total: int) -> Callable[[], None]:
         """Return a function to call after each store that is copied."""
-        done = itertools.count(1)
+        counter = itertools.count(1)
         self._progress(0, total)
-        return lambda: self._progress(next(done), total)
+        return lambda: self._progress(next(counter), total)
 
     def _store_count(self, operator: StatefulOperator) -> int:
         if self._partitions is None:
@@ -239,17 +239,17 @@ class CheckpointCopy:
         # An operator without grouping columns has one partition, regardless of Spark's metadata.
         count = 1 + max(store.partition for store in attempts)
         self._partitions_written[operator.id] = count
-        wanted = [
+        stores_by_partition = [
             [StoreId(moved.id, partition, store.name) for store in moved.stores]
             for partition in range(count if moved.may_be_single and count == 1 else moved.partitions)
         ]
-        if set(itertools.chain(*wanted)) != attempts.keys():
+        if set(itertools.chain(*stores_by_partition)) != attempts.keys():
             raise IllegalStateError(
                 f"operator {moved.id} ({moved.name}) has {moved.partitions} partitions of "
                 f"{len(moved.stores)} stores, but {len(attempts)} stores were written. Please report this "
                 "error; delete the new checkpoint, which is unusable."
             )
-        return [[attempts[store] for store in stores] for stores in wanted]
+        return [[attempts[store] for store in stores] for stores in stores_by_partition]
 
     def _moved(self, operator: StatefulOperator) -> StatefulOperator:
         if self._partitions is not None:
@@ -285,16 +285,16 @@ class CheckpointCopy:
 
     def _write_source(self, name: str, offset: str) -> None:
         with failing_to("read", self._source.files, self._source.path(SOURCES, name)):
-            for left in range(_ATTEMPTS, 0, -1):
+            for attempts_left in range(_ATTEMPTS, 0, -1):
                 try:
-                    written = self._source_files(name, offset)
+                    contents = self._source_files(name, offset)
                 except FileNotFoundError:
                     # The running query has purged a compacted file.
-                    if left == 1:
+                    if attempts_left == 1:
                         raise
                 else:
                     break
-        for file, data in written.items():
+        for file, data in contents.items():
             self._put(data, SOURCES, name, *file.split("/"))
 
     def _source_files(self, name: str, offset: str) -> dict[str, bytes]:
@@ -305,13 +305,13 @@ class CheckpointCopy:
             return {file: self._read(self._source, SOURCES, name, *file.split("/")) for file in names}
         where = self._source.files.url(self._source.path(SOURCES, name))
         part = sources.cut(log, last, where)
-        written = {file: self._read(self._source, SOURCES, name, file) for file in part.kept}
+        contents = {file: self._read(self._source, SOURCES, name, file) for file in part.unchanged_files}
         if part.compact is not None:
             file, origin = part.compact
-            written[file] = sources.compacted(
+            contents[file] = sources.compacted(
                 self._read(self._source, SOURCES, name, origin), last, join(where, origin)
             )
-        return written
+        return contents
 
     def _write_operator_state(self) -> None:
         for operator, names in operator_states(self._source.files_below(OPERATOR_STATE_DIR)).items():

@@ -81,19 +81,21 @@ class _SavepointWriter:
         if not self.has_state():
             return self.write(self.savepoint)
         savepoint = self.savepoint
-        made = hold(self.checkpoint, savepoint.batch, savepoint.name, savepoint.path)
+        state_hold = hold(self.checkpoint, savepoint.batch, savepoint.name, savepoint.path)
         try:
-            done = self.write(replace(savepoint, attempts=made.attempts))
-            if not made.exists():
+            result = self.write(replace(savepoint, attempts=state_hold.attempts))
+            if not state_hold.exists():
                 # gc removes holds of dead processes.
-                raise SavepointError(f"its hold {made.url} was removed while it was written. Try again.")
+                raise SavepointError(
+                    f"its hold {state_hold.url} was removed while it was written. Try again."
+                )
         except BaseException:
             # An existing savepoint needs its hold.
             if self.remove():
                 with contextlib.suppress(CheckpointIOError):
-                    made.remove()
+                    state_hold.remove()
             raise
-        return done
+        return result
 
     def write_copy(self) -> Savepoint:
         """Write a copy of the state."""
@@ -137,10 +139,10 @@ class _SavepointWriter:
 @contextlib.contextmanager
 def held_if_possible(checkpoint: QueryCheckpoint, batch: int, holder: str) -> Iterator[None]:
     """Hold the state of a batch while it is copied; without a hold, the copy fails if a file is removed."""
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         if checkpoint.operators(batch):
             try:
-                held.enter_context(held_while(checkpoint, batch, holder))
+                stack.enter_context(held_while(checkpoint, batch, holder))
             except CheckpointIOError as error:
                 _logger.warning("%s is copied without a hold: %s", checkpoint.url, error)
         yield

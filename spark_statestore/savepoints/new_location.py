@@ -144,12 +144,12 @@ def require_empty(files: FileSystem, directory: str) -> None:
 
 
 def _exists(files: FileSystem, directory: str, name: str) -> CheckpointExistsError:
-    what = (
+    remedy = (
         "Another process writes a checkpoint to it, or was killed while it did: then delete the directory."
         if name == IN_PROGRESS
         else "Use an empty location."
     )
     return CheckpointExistsError(
         f"{files.url(directory)} is not empty: it has {name}, and existing files are never overwritten. "
-        f"{what}"
+        f"{remedy}"
     )

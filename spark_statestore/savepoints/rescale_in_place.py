@@ -116,9 +116,9 @@ class _Rescale:
         self._batch = batch
         self._partitions = partitions
         self._activity = activity
-        self._progress: Progress = progress or (lambda done, total: None)
+        self._progress: Progress = progress or (lambda completed, total: None)
         self._operators = list(checkpoint.operator_files(batch))
-        self._written: list[tuple[StoreDirectory, CheckpointName]] = []
+        self._attempts: list[tuple[StoreDirectory, CheckpointName]] = []
 
     def run(self, planned: list[int]) -> None:
         """Write the stores, then Spark's files; nothing, if all have the number."""
@@ -140,7 +140,7 @@ class _Rescale:
             change.make()
         except BaseException:
             if not self._is_named(change):
-                for versions, attempt in self._written:
+                for versions, attempt in self._attempts:
                     discard_store(versions, attempt)
             raise
         if not self._are_there():
@@ -172,12 +172,12 @@ class _Rescale:
     def _are_there(self) -> bool:
         """Return False if a collection that went on meanwhile has removed an attempt that was written."""
 
-        def is_there(written: tuple[StoreDirectory, CheckpointName]) -> bool:
-            versions, name = written
+        def is_there(attempt: tuple[StoreDirectory, CheckpointName]) -> bool:
+            versions, name = attempt
             with failing_to("look for", versions.files, versions.metadata_path(name)):
                 return versions.files.exists(versions.metadata_path(name))
 
-        return all(parallel_iter(is_there, self._written, self._checkpoint.files))
+        return all(parallel_iter(is_there, self._attempts, self._checkpoint.files))
 
     def _require_stopped(self) -> None:
         if added := self._activity.added():
@@ -191,7 +191,7 @@ class _Rescale:
         try:
             return change.complete_own() or any(
                 name.id is not None and name.id in self._checkpoint.read(COMMITS, str(self._batch)).decode()
-                for _, name in self._written[:1]
+                for _, name in self._attempts[:1]
             )
         except Exception:  # noqa: BLE001 - the first error counts
             return True
@@ -214,10 +214,10 @@ class _Rescale:
             if present != count:
                 changed.append((operator, count))
         total = sum(count * len(operator.stores) for operator, count in changed)
-        done = itertools.count(1)
+        counter = itertools.count(1)
         self._progress(0, total)
         ids = {
-            operator.id: self._write(operator, batch, count, lambda: self._progress(next(done), total))
+            operator.id: self._write(operator, batch, count, lambda: self._progress(next(counter), total))
             for operator, count in changed
         }
         return commit.with_state_ids({**before, **ids}) if ids else None
@@ -248,7 +248,7 @@ class _Rescale:
             attempt_id = secrets.token_hex(8)
             name, versions = CheckpointName(batch + 1, attempt_id), self._checkpoint.open(content.store)
             write_store(versions, name, attempt_id, content)
-            self._written.append((versions, name))
+            self._attempts.append((versions, name))
             return content.store, attempt_id
 
         spread = rescaled(self._checkpoint, batch, operator, self._partitions)

@@ -262,8 +262,10 @@ def rescale(
         )
     if new_checkpoint is None:
         checkpoint = QueryCheckpoint(path, checkpoints_dir=checkpoints_dir, fsync=True)
-        done = rescale_in_place(checkpoint, partitions, with_ids=with_ids, stopped=stopped, progress=progress)
-        return checkpoint.require_batch(done)
+        rescaled_batch = rescale_in_place(
+            checkpoint, partitions, with_ids=with_ids, stopped=stopped, progress=progress
+        )
+        return checkpoint.require_batch(rescaled_batch)
     source = open_checkpoint(path, checkpoints_dir=checkpoints_dir)
     activity = None if is_or_was_savepoint(source) else ActivityCheck(source)
     batch = source.require_batch(batch)

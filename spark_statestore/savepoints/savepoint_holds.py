@@ -87,7 +87,7 @@ def hold(checkpoint: QueryCheckpoint, batch: int, name: str, holder: str, *, che
     removed. Without `check`, a read of the state fails if the hold was too late. `holder` is the URL of what
     needs it, for information.
     """
-    made = _at(checkpoint.state_url, batch + 1, name)
+    new_hold = _at(checkpoint.state_url, batch + 1, name)
     is_savepoint = is_or_was_savepoint(checkpoint)
     content = {
         "holder": holder,
@@ -96,18 +96,18 @@ def hold(checkpoint: QueryCheckpoint, batch: int, name: str, holder: str, *, che
         "writtenBy": __version__,
     }
     try:
-        with failing_to("write the hold", made.files, made.path):
-            announce_holds(made.files, made.path.rpartition("/")[0])
-            made.files.create(made.path, json.dumps(content).encode())
+        with failing_to("write the hold", new_hold.files, new_hold.path):
+            announce_holds(new_hold.files, new_hold.path.rpartition("/")[0])
+            new_hold.files.create(new_hold.path, json.dumps(content).encode())
         if is_savepoint:
             require_savepoint(checkpoint)
         if check:
-            made.attempts.update(_require_retained(checkpoint, batch, made))
+            new_hold.attempts.update(_require_retained(checkpoint, batch, new_hold))
     except BaseException:
         with contextlib.suppress(CheckpointIOError):
-            made.remove()
+            new_hold.remove()
         raise
-    return made
+    return new_hold
 
 
 def hold_of(savepoint: Savepoint) -> Hold | None:
@@ -122,14 +122,14 @@ def own_hold_of(savepoint: Savepoint) -> Hold | None:
 
     The metadata of a copied directory, and forged metadata, refer to the hold of another savepoint.
     """
-    if (made := hold_of(savepoint)) is None or (holder := made.holder()) is None:
+    if (state_hold := hold_of(savepoint)) is None or (holder := state_hold.holder()) is None:
         return None
     if _same_location(holder, savepoint.path):
-        return made
+        return state_hold
     _logger.warning(
         "the hold %s of %s stays: %s is at another location, so it was copied, moved or forged. Of a "
         "savepoint that was moved, remove the hold with spark-statestore holds --remove.",
-        made.url,
+        state_hold.url,
         holder,
         savepoint,
     )
@@ -147,35 +147,37 @@ def list_holds(checkpoint: QueryCheckpoint) -> list[Hold]:
 @contextlib.contextmanager
 def held_while(checkpoint: QueryCheckpoint, batch: int, holder: str) -> Iterator[Hold]:
     """Hold the state of a batch, or a savepoint, within a context; a killed process leaves the hold."""
-    held = hold(checkpoint, batch, temporary_hold_name(), holder, check=False)
+    state_hold = hold(checkpoint, batch, temporary_hold_name(), holder, check=False)
     try:
-        yield held
+        yield state_hold
     finally:
         # The copy is complete; `gc` removes a remaining hold.
         with contextlib.suppress(CheckpointIOError):
-            held.remove()
+            state_hold.remove()
 
 
 def _same_location(holder: str, path: str) -> bool:
     if holder == path:
         return True
     with contextlib.suppress(StorageURLError):
-        (scheme, location), (other_scheme, other) = split_url(holder), split_url(path)
+        (scheme, location), (other_scheme, other_location) = split_url(holder), split_url(path)
         # Links may lead to the same local directory.
-        return scheme == other_scheme == "file" and os.path.realpath(location) == os.path.realpath(other)
+        return scheme == other_scheme == "file" and os.path.realpath(location) == os.path.realpath(
+            other_location
+        )
     return False
 
 
-def _require_retained(checkpoint: QueryCheckpoint, batch: int, made: Hold) -> dict[StoreId, str]:
+def _require_retained(checkpoint: QueryCheckpoint, batch: int, new_hold: Hold) -> dict[StoreId, str]:
     versions = checkpoint.stores(batch)
-    holds = _list(made.files, made.path.rpartition("/")[0])
-    if made.name not in holds.versions:
+    holds = _list(new_hold.files, new_hold.path.rpartition("/")[0])
+    if new_hold.name not in holds.versions:
         raise SavepointError(
-            f"the hold {made.url} was removed during the verification. Nothing was changed; try again."
+            f"the hold {new_hold.url} was removed during the verification. Nothing was changed; try again."
         )
-    if not _is_held_by_savepoint(made, holds):
-        oldest = holds.oldest_safe(_newest_version(checkpoint), made.name)
-        if made.version < oldest:
+    if not _is_held_by_savepoint(new_hold, holds):
+        oldest = holds.oldest_safe(_newest_version(checkpoint), new_hold.name)
+        if new_hold.version < oldest:
             raise SavepointError(
                 f"batch {batch} of {checkpoint.url} cannot be held: a cleanup may be discarding its state. "
                 f"{_remedy(checkpoint, oldest - 1)} Nothing was changed."
@@ -203,13 +205,13 @@ def _remedy(checkpoint: QueryCheckpoint, oldest: int) -> str:
     )
 
 
-def _is_held_by_savepoint(made: Hold, holds: Holds) -> bool:
+def _is_held_by_savepoint(new_hold: Hold, holds: Holds) -> bool:
     """Return True if an existing savepoint holds the same version, so that cleanups already retain it."""
     for name, version in holds.versions.items():
-        if version == made.version and name != made.name:
-            held = Hold(made.files, join(made.path.rpartition("/")[0], name), version)
+        if version == new_hold.version and name != new_hold.name:
+            other_hold = Hold(new_hold.files, join(new_hold.path.rpartition("/")[0], name), version)
             try:
-                if (holder := held.holder()) and hold_of(load_savepoint(holder)) == held:
+                if (holder := other_hold.holder()) and hold_of(load_savepoint(holder)) == other_hold:
                     return True
             except StateStoreError:
                 continue

@@ -76,12 +76,12 @@ class SavepointStore:
             raise
         try:
             identity = join(directory, METADATA)
-            others = [path for path in own if path != identity]
-            if others != own:
+            other_paths = [path for path in own if path != identity]
+            if other_paths != own:
                 files.replace(identity, RESERVED)
             # A removal that fails does not prevent the others.
             with ExitStack() as removals:
-                for file in reversed(others):
+                for file in reversed(other_paths):
                     removals.callback(discard_file, files, file)
                 if hold:
                     removals.callback(hold.remove)

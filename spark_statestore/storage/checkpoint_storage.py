@@ -43,7 +43,7 @@ class CheckpointName:
             raise ValueError(f"a checkpoint id is 1 to 64 letters and digits, but this is {self.id!r}")
 
     @classmethod
-    def of(cls, checkpoint: CheckpointName | int) -> CheckpointName:
+    def from_name_or_number(cls, checkpoint: CheckpointName | int) -> CheckpointName:
         """Return the name of a checkpoint given by name or number."""
         return checkpoint if isinstance(checkpoint, CheckpointName) else cls(checkpoint)
 

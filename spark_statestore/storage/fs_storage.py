@@ -91,7 +91,7 @@ class FsCheckpointStorage(CheckpointStorage):
     def resolve_checkpoint_storage_location(
         self, checkpoint: CheckpointName | int, reference: CheckpointStorageLocationReference
     ) -> FsCheckpointStorageLocation:
-        name = CheckpointName.of(checkpoint)
+        name = CheckpointName.from_name_or_number(checkpoint)
         if reference.is_default_reference:
             files, directory = self.files, join(self.directory, name.directory)
             shared = join(self.directory, CHECKPOINT_SHARED_STATE_DIR)

@@ -113,14 +113,14 @@ class FsCheckpointStateOutputStream(CheckpointStateOutputStream):
         self._name_prefix = name_prefix
         self._parts: list[ChecksummedPart] = []
         self._buffered = 0
-        self._written = 0
+        self._file_size = 0
         self._checksum = RunningChecksum()
         self._output: FileOutput | None = None
         self._name = ""
         self._closed = False
 
     def get_pos(self) -> int:
-        return self._written + self._buffered
+        return self._file_size + self._buffered
 
     def write(self, data: Buffer) -> None:
         # Immutable data need not be copied.
@@ -147,7 +147,7 @@ class FsCheckpointStateOutputStream(CheckpointStateOutputStream):
                 f"could not write to the state file {self._url}: {error}. The file is removed; the batch "
                 "fails and Spark may retry it. Check the storage's free space."
             ) from error
-        self._written += self._buffered
+        self._file_size += self._buffered
         self._buffered = 0
 
     def close(self) -> None:
@@ -191,7 +191,7 @@ class FsCheckpointStateOutputStream(CheckpointStateOutputStream):
                 "and Spark may retry it. Check the storage's free space and permissions."
             ) from error
         self._closed = True
-        size, checksum = self._written, self._checksum.value
+        size, checksum = self._file_size, self._checksum.value
         return FileStateHandle(self._files, join(self._base_path, self._name), size, checksum)
 
     @property

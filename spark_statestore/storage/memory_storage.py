@@ -71,7 +71,7 @@ class MemoryBackendCheckpointStorage(CheckpointStorage):
     def initialize_location_for_checkpoint(
         self, checkpoint: CheckpointName | int
     ) -> PersistentMetadataCheckpointStorageLocation | NonPersistentMetadataCheckpointStorageLocation:
-        name = CheckpointName.of(checkpoint)
+        name = CheckpointName.from_name_or_number(checkpoint)
         if self._files is None:
             return NonPersistentMetadataCheckpointStorageLocation(self._max_state_size)
         directory = join(self._directory, name.directory)
@@ -83,7 +83,7 @@ class MemoryBackendCheckpointStorage(CheckpointStorage):
         self, checkpoint: CheckpointName | int, reference: CheckpointStorageLocationReference
     ) -> MemCheckpointStreamFactory:
         # Inside the metadata, state needs no location.
-        CheckpointName.of(checkpoint)
+        CheckpointName.from_name_or_number(checkpoint)
         return MemCheckpointStreamFactory(self._max_state_size)
 
     def resolve_checkpoint(self, pointer: str) -> FsCompletedCheckpointStorageLocation:

@@ -206,8 +206,8 @@ class MergedFiles(MergedLookup):
     def take_discarded(self) -> list[str]:
         """Return the paths, below the state directory, of what was discarded here since the last call."""
         with self._lock:
-            taken, self._discarded = self._discarded, []
-        return taken
+            paths, self._discarded = self._discarded, []
+        return paths
 
     def has_garbage(self) -> bool:
         """Return True if there is something to `sweep`."""

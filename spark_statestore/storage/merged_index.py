@@ -173,14 +173,17 @@ class MergedIndex:
 
         Without checkpoint ids, return also that of a file that may have a later attempt than `logical`.
         """
-        other = None if logical is None else logical.physical.name
+        own_name = None if logical is None else logical.physical.name
         for name, error in self.damaged.items():
             # What is copied is committed, so that no attempt followed it. While a copy is written, the
             # originals are there.
-            is_older = other is not None and (
-                other.is_copy
+            is_older = own_name is not None and (
+                own_name.is_copy
                 or name.is_copy
-                or ((name.oldest, name.newest) == (other.oldest, other.newest) and name.number < other.number)
+                or (
+                    (name.oldest, name.newest) == (own_name.oldest, own_name.newest)
+                    and name.number < own_name.number
+                )
             )
             if name.covers(checkpoint.version) and (
                 logical is None or (checkpoint.id is None and not is_older)
@@ -223,8 +226,8 @@ class MergedIndex:
             # A rewrite, or a publication whose answer was lost, leaves two copies: every run prefers the same
             # one.
             if copy is not None and copy.physical is not self.elsewhere:
-                other = copy.physical.name
-                if other is None or other > name:
+                present_name = copy.physical.name
+                if present_name is None or present_name > name:
                     continue
             if copy is not None:
                 self.remove(copy)
@@ -259,7 +262,7 @@ class MergedIndex:
         for logical in objects:
             attempts = self._stores[logical.store][logical.checkpoint]
             before = attempts[: attempts.index(logical)]
-            is_known = is_known or any(other.data is None for other in before)
+            is_known = is_known or any(earlier.data is None for earlier in before)
             logical.rank = before[-1].rank + 1 if before else 0
         return is_known
 
@@ -282,8 +285,8 @@ class MergedIndex:
 
     def take_pending(self) -> PhysicalFile:
         """Return the file that is published next, and begin another one."""
-        taken, self.pending = self.pending, PhysicalFile()
-        return taken
+        physical, self.pending = self.pending, PhysicalFile()
+        return physical
 
     def next_name(self, versions: Collection[int], *, is_copy: bool = False) -> PhysicalName:
         """Return the next free name of a physical file with these versions."""
@@ -309,9 +312,9 @@ class MergedIndex:
                 self._order(attempts)
                 # A repeated request, whose answer was lost, leaves a copy.
                 for copy in [
-                    other
-                    for other in attempts
-                    if other.attempt_id == logical.attempt_id and other is not logical
+                    attempt
+                    for attempt in attempts
+                    if attempt.attempt_id == logical.attempt_id and attempt is not logical
                 ]:
                     self.remove(copy)
             start += logical.size
@@ -320,8 +323,8 @@ class MergedIndex:
         """Return the files to delete: all in them is discarded."""
         empty: list[PhysicalFile] = []
         for physical in self.physical.values():
-            others = (other for other in physical.supersedes if other.name in self.physical)
-            if not physical.live and all(other in empty for other in others):
+            superseded = (older for older in physical.supersedes if older.name in self.physical)
+            if not physical.live and all(older in empty for older in superseded):
                 empty.append(physical)
         return empty
 

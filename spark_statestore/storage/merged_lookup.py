@@ -204,13 +204,13 @@ class MergedLookup:
         """Return what is known of number and size, without a call of the storage."""
         with self._lock:
             index = self._index
-            read = index.physical.values()
+            indexed_files = index.physical.values()
             unread = index.unread or {}
             return MergedUsage(
-                len(read) + len(unread.keys() | index.damaged.keys()),
-                sum(file.size for file in read) + sum(file.size for file in unread.values()),
-                sum(len(file.live) for file in read),
-                sum(file.live_bytes for file in read),
+                len(indexed_files) + len(unread.keys() | index.damaged.keys()),
+                sum(file.size for file in indexed_files) + sum(file.size for file in unread.values()),
+                sum(len(file.live) for file in indexed_files),
+                sum(file.live_bytes for file in indexed_files),
             )
 
     def take_created(self) -> int:

@@ -135,8 +135,8 @@ def plan_snapshots(
             before = [handle.base_version, *(entry.version for entry in handle.runs_and_deltas)]
             first = next((i for i in range(len(on_top)) if before[i] >= known_since), len(on_top))
             upload, upload_at_tick = (
-                NOTHING if found is None else before[found]
-                for found in (run_from(on_top, first, interval, tick=tick) for tick in (False, True))
+                NOTHING if position is None else before[position]
+                for position in (run_from(on_top, first, interval, tick=tick) for tick in (False, True))
             )
     return SnapshotPlan(inline_up_to, full(False), upload, full(True), upload_at_tick)
 
@@ -214,10 +214,10 @@ def run_from(on_top: Sequence[int], first: int, interval: int, *, tick: bool) ->
     # Merged with so many times its bytes, so that a byte is merged once for each level. Deltas of one size
     # make a run when they are more than the interval.
     times = min(FAN_OUT - 1, interval)
-    found = None
+    position = None
     newer = 0
     for at in range(len(on_top) - 1, first - 1, -1):
         if len(on_top) - at > least and on_top[at] * times <= newer:
-            found = at
+            position = at
         newer += on_top[at]
-    return found
+    return position

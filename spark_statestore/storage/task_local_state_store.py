@@ -73,7 +73,7 @@ class TaskLocalStateStore:
         self._directory = os.path.join(directory, digest)
 
     @classmethod
-    def of(
+    def from_options(
         cls, options: StorageOptions, store: str, is_local: bool, default_directory: str | None
     ) -> TaskLocalStateStore | None:
         """Return the copies of a store as its options say; None if it has none.
@@ -170,12 +170,12 @@ def _is_in_memory(directory: str) -> bool:
     longest, kind = -1, ""
     with contextlib.suppress(OSError), open("/proc/mounts") as mounts:
         for line in mounts:
-            _, place, found, *_ = line.split(" ")
+            _, place, file_system, *_ = line.split(" ")
             # Special characters in it are octal.
             place = place.encode().decode("unicode_escape")
             is_below = path == place or path.startswith(place.rstrip("/") + "/")
             if is_below and len(place) >= longest:
-                longest, kind = len(place), found
+                longest, kind = len(place), file_system
     return kind in ("tmpfs", "ramfs")
 
 

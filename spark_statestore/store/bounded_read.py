@@ -48,39 +48,39 @@ def changes_in_parts(
     """
     parts = [(0, 1)]
     while parts:
-        part, of = parts.pop()
-        limit = memory if of < _MOST_PARTS else None
-        read = partial(_held, store, name, families, part, of, limit)
+        part, count = parts.pop()
+        limit = memory if count < _MOST_PARTS else None
+        read_part = partial(_changes_of_part, store, name, families, part, count, limit)
         # Each part is read of the same streams.
-        held, metadata = read_healed(store, name, metadata, read)
-        if held is None:
-            parts += [(part, 2 * of), (part + of, 2 * of)]
+        changes, metadata = read_healed(store, name, metadata, read_part)
+        if changes is None:
+            parts += [(part, 2 * count), (part + count, 2 * count)]
         else:
-            yield held, of == 1
+            yield changes, count == 1
 
 
-def _held(
+def _changes_of_part(
     store: StoreDirectory,
     name: CheckpointName,
     families: Collection[str],
     part: int,
-    of: int,
+    count: int,
     memory: int | None,
     metadata: CheckpointMetadata,
 ) -> tuple[Changes | None, CheckpointMetadata]:
     """Return the changes of the keys in one part; None if they exceed the memory limit."""
-    held: Changes = {family: [] for family in families}
+    changes: Changes = {family: [] for family in families}
     size = 0
     for family, batch in read_version(store, name, metadata):
-        if family not in held:
+        if family not in changes:
             continue
-        if of > 1:
-            batch = batch.filter(pa.array(_parts(batch["key"], of, store, name) == part))
+        if count > 1:
+            batch = batch.filter(pa.array(_parts(batch["key"], count, store, name) == part))
         size += batch.nbytes
         if memory is not None and size > memory:
             return None, metadata
-        held[family].append(batch)
-    return held, metadata
+        changes[family].append(batch)
+    return changes, metadata
 
 
 def _parts(

@@ -58,10 +58,10 @@ def compress(message: pa.Buffer, codec: str | None) -> pa.Buffer:
     options = pa.ipc.IpcWriteOptions(compression=codec, use_threads=False)
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
-    written = sink.getvalue()
+    stream = sink.getvalue()
     # Strip the schema message before the batch and the end marker after it.
     before = schema_bytes(batch.schema)
-    compressed = written.slice(before, written.size - before - 8)
+    compressed = stream.slice(before, stream.size - before - 8)
     return compressed if compressed.size < message.size else message
 
 
@@ -223,8 +223,8 @@ def _check_header(header: bytes, where: str, handle: OperatorStreamStateHandle) 
         )
 
 
-def _corrupt(where: str, handle: OperatorStreamStateHandle, what: str) -> CorruptCheckpointError:
+def _corrupt(where: str, handle: OperatorStreamStateHandle, problem: str) -> CorruptCheckpointError:
     return CorruptCheckpointError(
-        f"{where}: the state stream {handle.stream_state_handle_id} {what}. It is damaged; restore it from a "
-        "backup, or start from an earlier version. Nothing was changed."
+        f"{where}: the state stream {handle.stream_state_handle_id} {problem}. It is damaged; restore it "
+        "from a backup, or start from an earlier version. Nothing was changed."
     )

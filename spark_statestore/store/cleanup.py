@@ -62,11 +62,12 @@ def _discard_versions(
         # After a rollback, versions that are old to this instance may be the query's current ones.
         _logger.info("%s is not in the query's commit log: nothing is discarded", store.where(newest))
         return 0
-    held = store.holds.versions_to_keep(max(0, newest.version - retain_from))
-    index.set_held(version for version in held if version < retain_from)
+    held_versions = store.holds.versions_to_keep(max(0, newest.version - retain_from))
+    index.set_held(version for version in held_versions if version < retain_from)
     for name, present_id in index.unverified(newest.version):
         heartbeat()
-        if (name.version >= retain_from or name.version in held) and store.attempt_id(name) != present_id:
+        is_retained = name.version >= retain_from or name.version in held_versions
+        if is_retained and store.attempt_id(name) != present_id:
             # Another attempt replaced it, with streams that this index does not have.
             index.is_complete = False
         index.verify(name)
@@ -74,11 +75,11 @@ def _discard_versions(
         # Set before the scan, so that a commit during it can request the next one.
         index.is_complete = True
         try:
-            _scan_directory(store, index, newest, retain_from, held)
+            _scan_directory(store, index, newest, retain_from, held_versions)
         except BaseException:
             index.is_complete = False
             raise
-    return index.discard_before(retain_from, most, held)
+    return index.discard_before(retain_from, most, held_versions)
 
 
 def _scan_directory(
@@ -86,13 +87,15 @@ def _scan_directory(
     index: RetentionIndex,
     newest: CheckpointName,
     retain_from: int,
-    held: Collection[int],
+    held_versions: Collection[int],
 ) -> None:
     if store.merged is not None:
         # Another process may have published versions since this one listed: their streams are not orphans.
         # All versions up to `newest` were published before it was committed; later ones are this instance's.
         store.merged.look_for_others(since=store.merged.committed_at(newest.version))
-        if (damage := store.merged.damage_in(range(retain_from, newest.version + 1), held)) is not None:
+        if (
+            damage := store.merged.damage_in(range(retain_from, newest.version + 1), held_versions)
+        ) is not None:
             raise CorruptCheckpointError(
                 f"nothing of {store.store} at {store.files.url(store.directory)} is deleted: a version that "
                 f"is retained or held may be in a damaged file of a batch: {damage} Cleanups go on once the "
@@ -104,7 +107,7 @@ def _scan_directory(
     for name, present in listing.checkpoints.items():
         heartbeat()
         index.track_directory(name, present)
-        if name.version < retain_from and name.version not in held:
+        if name.version < retain_from and name.version not in held_versions:
             continue
         for file in present:
             if file == METADATA_FILE_NAME or file.startswith(f"{METADATA_FILE_NAME}."):

@@ -360,7 +360,7 @@ class PendingCheckpoint(PendingSnapshot):
             data = None if stream is None else stream.as_bytes_if_in_memory()
             if data is None:
                 return stream, InlineState()
-            inline = InlineState.of(data)
+            inline = InlineState.from_data(data)
         segment = SegmentFileStateHandle(
             self._store.files,
             self._metadata_path,
@@ -405,9 +405,9 @@ def commit_version(
         hand_over=hand_over,
     )
     pending.write_encoded(changes)
-    done = pending.publish(parent, parent_attempt_id, base, oldest_base_version)
+    commit = pending.publish(parent, parent_attempt_id, base, oldest_base_version)
     # The next version is merged, unless it is large.
-    return replace(done, next_directory=None) if merges else done
+    return replace(commit, next_directory=None) if merges else commit
 
 
 def begin_checkpoint(

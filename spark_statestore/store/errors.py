@@ -40,13 +40,13 @@ def missing_version(
         )
     if foreign:
         return _foreign(where, foreign)
-    which = f"{where} (attempt {attempt_id})" if attempt_id else where
+    subject = f"{where} (attempt {attempt_id})" if attempt_id else where
     if not names:
         return CheckpointNotFoundError(
-            f"{which} does not exist; the store has no version at all. Either the query had another storage "
-            "or checkpointsDir, or its checkpoint was copied without it: restore the option, or restore the "
-            "state from a backup. Or it had storage=memory without checkpointsDir: then only the driver of "
-            "that application had the state, which is lost if that application has ended."
+            f"{subject} does not exist; the store has no version at all. Either the query had another "
+            "storage or checkpointsDir, or its checkpoint was copied without it: restore the option, or "
+            "restore the state from a backup. Or it had storage=memory without checkpointsDir: then only the "
+            "driver of that application had the state, which is lost if that application has ended."
         )
     ids = [listed.id for listed in names if listed.version == name.version]
     if name.id is None and ids and None not in ids:
@@ -61,7 +61,7 @@ def missing_version(
             "spark.sql.streaming.stateStore.checkpointFormatVersion back to 1."
         )
     return CheckpointNotFoundError(
-        f"{which} does not exist; the store has the versions {names[0].version} to {names[-1].version}. It "
+        f"{subject} does not exist; the store has the versions {names[0].version} to {names[-1].version}. It "
         "was deleted, is older than the retained ones (spark.sql.streaming.minBatchesToRetain), "
         "the checkpoint was copied without it, or the query was started with another storage or "
         "checkpointsDir. Restore it from a backup, set the option back, or start from an existing version."

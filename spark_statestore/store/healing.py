@@ -33,19 +33,19 @@ def read_healed(
     store: StoreDirectory,
     name: CheckpointName,
     metadata: CheckpointMetadata,
-    read: Callable[[CheckpointMetadata], T],
+    read_streams: Callable[[CheckpointMetadata], T],
 ) -> T:
     """Return the result of a function that reads all streams of a version, after damage once more without it.
 
     Raise the error of the function if nothing covers the damage, see `heal`.
     """
     try:
-        return read(metadata)
+        return read_streams(metadata)
     except CorruptCheckpointError:
         damage = damaged_streams(store, name, metadata)
         if not damage:
             raise
-    return read(heal(store, name, metadata, damage))
+    return read_streams(heal(store, name, metadata, damage))
 
 
 def readable_metadata(
@@ -55,10 +55,10 @@ def readable_metadata(
     try:
         return store.metadata(name, attempt_id)
     except CorruptCheckpointError:
-        found = _described_attempt(store, name, attempt_id)
-        if found is None:
+        described = _described_attempt(store, name, attempt_id)
+        if described is None:
             raise
-        return found
+        return described
 
 
 def _described_attempt(
@@ -66,9 +66,9 @@ def _described_attempt(
 ) -> CheckpointMetadata | None:
     """Return the verified metadata of an attempt at a version, by default of any; None if there is none."""
     for end in ("",) if attempt_id is None else ("", f".{attempt_id}"):
-        found = store.described(name, f"{METADATA_FILE_NAME}{end}")
-        if found is not None and attempt_id in (None, found.attempt_id):
-            return found
+        described = store.described(name, f"{METADATA_FILE_NAME}{end}")
+        if described is not None and attempt_id in (None, described.attempt_id):
+            return described
     return None
 
 
@@ -194,14 +194,14 @@ def _ancestors(
     Each is the attempt that the next one names as its parent: not one that Spark did not accept, nor one of
     before a rollback.
     """
-    found: CheckpointMetadata | None = metadata
-    while found is not None:
-        yield found
-        parent = found.parent_attempt_id
+    ancestor: CheckpointMetadata | None = metadata
+    while ancestor is not None:
+        yield ancestor
+        parent = ancestor.parent_attempt_id
         if parent is None:
             return
-        past = CheckpointName(found.version - 1, None if name.id is None else parent)
-        found = _described_attempt(store, past, parent)
+        past = CheckpointName(ancestor.version - 1, None if name.id is None else parent)
+        ancestor = _described_attempt(store, past, parent)
 
 
 def _descendants(
@@ -210,10 +210,10 @@ def _descendants(
     """Yield the retained versions whose metadata leads back to a version, the oldest first."""
     with failing_to("list", store.files, store.directory):
         listed = parse_listing(store.directory, store.files.list_files(store.directory)).checkpoints
-    known = {(name.version, metadata.attempt_id)}
+    lineage = {(name.version, metadata.attempt_id)}
     for later in sorted((n for n in listed if n.version > name.version), key=lambda n: n.version):
         for file in (file for file in sorted(listed[later]) if file.startswith(METADATA_FILE_NAME)):
-            found = store.described(later, file)
-            if found is not None and (later.version - 1, found.parent_attempt_id) in known:
-                known.add((later.version, found.attempt_id))
-                yield found
+            descendant = store.described(later, file)
+            if descendant is not None and (later.version - 1, descendant.parent_attempt_id) in lineage:
+                lineage.add((later.version, descendant.attempt_id))
+                yield descendant

@@ -49,7 +49,7 @@ class Holds:
 
     Attributes
     ----------
-    versions, written
+    versions, hold_times
         The held versions, and the modification times of the holds, by name of the file.
     horizons
         The horizon markers, one for each number of versions that the query has been configured to retain,
@@ -61,16 +61,16 @@ class Holds:
     versions: dict[str, int]
     horizons: Mapping[int, float | None]
     has_been_used: bool
-    written: Mapping[str, float | None]
+    hold_times: Mapping[str, float | None]
 
     @property
-    def held(self) -> frozenset[int]:
+    def held_versions(self) -> frozenset[int]:
         """The held versions."""
         return frozenset(self.versions.values())
 
     def oldest_safe(self, newest: int, hold: str) -> int:
         """Return the oldest version within all horizons; `newest` was read after the hold was written."""
-        now = self.written.get(hold)
+        now = self.hold_times.get(hold)
         valid = [
             horizon
             for horizon, modified in self.horizons.items()
@@ -104,7 +104,7 @@ def is_temporary_hold(hold: str) -> bool:
 def read_holds(files: FileSystem, directory: str) -> Holds:
     """Read the holds and horizon markers of a directory."""
     versions = {}
-    written = {}
+    hold_times = {}
     horizons = {}
     has_been_used = False
     start = directory.rstrip("/") + "/"
@@ -114,10 +114,10 @@ def read_holds(files: FileSystem, directory: str) -> Holds:
             horizons[int(marker[1])] = status.modified
         elif hold := _HOLD.fullmatch(name):
             versions[name] = int(hold[1])
-            written[name] = status.modified
+            hold_times[name] = status.modified
         elif name == _HELD:
             has_been_used = True
-    return Holds(versions, horizons, has_been_used or bool(versions), written)
+    return Holds(versions, horizons, has_been_used or bool(versions), hold_times)
 
 
 def announce_holds(files: FileSystem, directory: str) -> None:
@@ -171,7 +171,7 @@ class CleanupHolds:
         self._looked = looked
         self._horizon = min(_recent(holds), default=None)
         self._has_been_used = holds.has_been_used
-        return holds.held
+        return holds.held_versions
 
 
 def _recent(holds: Holds) -> list[int]:

@@ -72,16 +72,17 @@ def lineage(store: StoreDirectory, newest: CheckpointName, oldest: int) -> list[
     return versions
 
 
-def column_family_of(store: StoreDirectory, past: list[PastVersion], wanted: str) -> ColumnFamily:
+def column_family_of(store: StoreDirectory, past: list[PastVersion], family_name: str) -> ColumnFamily:
     """Return the column family of a name in the newest of several versions that has it."""
     for version in reversed(past):
         for family in version.metadata.column_families:
-            if family.name == wanted:
+            if family.name == family_name:
                 return family
     names = sorted({family.name for version in past for family in version.metadata.column_families})
     raise CheckpointNotFoundError(
         f"{store.where(past[-1].name)} and the {len(past) - 1} versions before it have no column family "
-        f"{wanted!r}, only {', '.join(names)}. Check the name, and that the operator had it in these batches."
+        f"{family_name!r}, only {', '.join(names)}. Check the name, and that the operator had it in these "
+        "batches."
     )
 
 
@@ -140,7 +141,7 @@ def _size(version: PastVersion) -> int:
 
 
 def changes(
-    store: StoreDirectory, version: PastVersion, wanted: Collection[str]
+    store: StoreDirectory, version: PastVersion, family_names: Collection[str]
 ) -> Iterator[tuple[str, pa.RecordBatch]]:
     """Yield the net changes of one commit to some column families, verified only once the iterator has ended.
 
@@ -157,11 +158,11 @@ def changes(
     stored = [
         family
         for family in version.metadata.column_families
-        if family.name in wanted and family.created_at_version < number and not version.is_full
+        if family.name in family_names and family.created_at_version < number and not version.is_full
     ]
     if stored:
         yield from _read(store, version, stored, version.own_entries)
-    compared = set(wanted).difference(family.name for family in stored)
+    compared = set(family_names).difference(family.name for family in stored)
     if compared:
         old = _rows(store, _parent(store, version), compared)[0] if number > 1 else {}
         new, merged = _rows(store, version, compared)
@@ -199,10 +200,12 @@ def _read(
 
 
 def _rows(
-    store: StoreDirectory, version: PastVersion, wanted: Collection[str]
+    store: StoreDirectory, version: PastVersion, family_names: Collection[str]
 ) -> tuple[dict[str, Rows], dict[str, set[bytes]]]:
     """Return the rows of a version, and the keys whose first value was merged, by column family."""
-    column_families = tuple(family for family in version.metadata.column_families if family.name in wanted)
+    column_families = tuple(
+        family for family in version.metadata.column_families if family.name in family_names
+    )
 
     def applied(metadata: CheckpointMetadata) -> tuple[dict[str, Rows], dict[str, set[bytes]]]:
         rows: dict[str, Rows] = {family.name: {} for family in column_families}

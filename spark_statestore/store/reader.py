@@ -233,9 +233,11 @@ def streams_to_load(
         if copy := local.retrieve_local_state(base):
             entries = entries[1:]
             answer["localCopy"] = copy.to_json()
-        elif wanted := local.store_local_state(base, metadata.handle.base_size, metadata.handle.base_version):
+        elif new_copy := local.store_local_state(
+            base, metadata.handle.base_size, metadata.handle.base_version
+        ):
             # The copy is made of the tables when they have the rows of the full snapshot alone.
-            answer["wantedCopy"] = wanted.to_json()
+            answer["wantedCopy"] = new_copy.to_json()
     if len(answer) == 1:
         answer["newestFirst"] = is_read_newest_first(metadata)
         entries = in_load_order(metadata)
@@ -251,8 +253,8 @@ def wanted_copy(store: StoreDirectory, snapshot: IncrementalStateHandle) -> dict
     if store.local_state is None or (name := _name_of_base(snapshot)) is None:
         return {}
     oldest = 0 if store.newest_handle is None else store.newest_handle[1].base_version
-    wanted = store.local_state.store_local_state(name, snapshot.base_size, oldest)
-    return {} if wanted is None else {"wantedCopy": wanted.to_json()}
+    new_copy = store.local_state.store_local_state(name, snapshot.base_size, oldest)
+    return {} if new_copy is None else {"wantedCopy": new_copy.to_json()}
 
 
 def _name_of_base(handle: IncrementalStateHandle) -> str | None:

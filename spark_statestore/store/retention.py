@@ -75,7 +75,7 @@ class RetentionIndex:
         self._registry = SharedStateRegistry(on_discarded=self._streams_removed.add)
         self._checkpoints: dict[CheckpointName, set[str]] = {}
         self._unverified: dict[CheckpointName, str] = {}
-        self._held: set[int] = set()
+        self._held_versions: set[int] = set()
         self._lock = threading.RLock()
         self.is_complete = False
 
@@ -133,12 +133,12 @@ class RetentionIndex:
         Otherwise streams of it that this instance does not track, such as another attempt's, were discarded
         as orphans.
         """
-        held = set(versions)
-        if not held <= self._held:
+        held_versions = set(versions)
+        if not held_versions <= self._held_versions:
             self.is_complete = False
-        self._held = held
+        self._held_versions = held_versions
 
-    def discard_before(self, version: int, most: int, held: Collection[int] = ()) -> int:
+    def discard_before(self, version: int, most: int, held_versions: Collection[int] = ()) -> int:
         """Discard the checkpoints below a version, and the streams that no later one uses.
 
         Return the number of objects removed.
@@ -149,13 +149,17 @@ class RetentionIndex:
         ----------
         most
             The most checkpoints to discard, oldest first; 0 or less means all.
-        held
+        held_versions
             Versions to keep with their streams, whatever their age.
         """
         with self._lock:
-            kept = self._registry.checkpoints_in_use(version, held).union(held)
+            versions_in_use = self._registry.checkpoints_in_use(version, held_versions).union(held_versions)
             expired = sorted(
-                (name for name in self._checkpoints if name.version < version and name.version not in kept),
+                (
+                    name
+                    for name in self._checkpoints
+                    if name.version < version and name.version not in versions_in_use
+                ),
                 key=lambda name: name.version,
             )
             if 0 < most < len(expired):
@@ -170,7 +174,7 @@ class RetentionIndex:
                 # Its metadata may still exist, so its streams must.
                 version = min(version, name.version)
             removed += discarded
-        self._registry.unregister_unused_state(version, held)
+        self._registry.unregister_unused_state(version, held_versions)
         return removed + self._streams_removed.take()
 
     def _discard_checkpoint(self, name: CheckpointName, files: set[str]) -> int:

@@ -27,8 +27,8 @@ class DamagedVersionStoreMachine(VersionStoreMachine):
         # By content, since names are random.
         listed = sorted((status.path for status in files.list_files(self.directory)), key=files.read)
         broken = data.draw(st.sets(st.integers(0, len(listed) - 1), min_size=1, max_size=2)) if listed else ()
-        kept = {listed[i]: files.read(listed[i]) for i in broken}
-        for path, content in kept.items():
+        contents = {listed[i]: files.read(listed[i]) for i in broken}
+        for path, content in contents.items():
             at = data.draw(st.integers(0, 1 << 16)) % len(content)
             files.delete(path)
             if not is_missing:
@@ -37,8 +37,8 @@ class DamagedVersionStoreMachine(VersionStoreMachine):
         for name in [*self.timeline.values(), *self.pending]:
             with suppress(CorruptCheckpointError, CheckpointNotFoundError):
                 assert load(fresh, name, healed=True) == self.stored[name][0], name
-        for name, rows, attempt_id in self.held.values():
+        for name, rows, attempt_id in self.held_versions.values():
             with suppress(CorruptCheckpointError, CheckpointNotFoundError):
                 assert load(fresh, name, attempt_id, healed=True) == rows, name
-        for path, content in kept.items():
+        for path, content in contents.items():
             files.replace(path, content)

@@ -134,9 +134,9 @@ class FaultyOutput:
     def write(self, data: bytes | bytearray | memoryview) -> int:
         """Append bytes."""
         self._require_open()
-        given = bytes(data)
-        half = given[: len(given) // 2]
-        return self._call("write", lambda: self._append(given), lambda: self._append(half))
+        content = bytes(data)
+        half = content[: len(content) // 2]
+        return self._call("write", lambda: self._append(content), lambda: self._append(half))
 
     def flush(self) -> None:
         """Do nothing but count the call."""

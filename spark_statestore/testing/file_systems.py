@@ -148,12 +148,12 @@ class FileSystemTests:
     def test_open_input_reads_independently_of_other_readers(self, files: FileSystem, root: str) -> None:
         path = join(root, "file")
         files.create(path, b"0123456789")
-        with files.open_input(path) as one, files.open_input(path) as other:
-            assert one.read(2) == b"01"
-            assert other.read(3) == b"012"
-            assert one.read() == b"23456789"
-            assert one.read() == b""
-            assert other.read() == b"3456789"
+        with files.open_input(path) as first, files.open_input(path) as second:
+            assert first.read(2) == b"01"
+            assert second.read(3) == b"012"
+            assert first.read() == b"23456789"
+            assert first.read() == b""
+            assert second.read() == b"3456789"
 
     def test_list_directory_lists_its_files_and_directories(self, files: FileSystem, root: str) -> None:
         files.make_directory(join(root, "log", "below"))

@@ -84,9 +84,9 @@ def load(
         metadata = (readable_metadata if healed else StoreDirectory.metadata)(store, name, attempt_id)
     rows: dict[str, dict[bytes, bytes]] = {state.name: {} for state in metadata.column_families}
 
-    def read(of: CheckpointMetadata) -> list[tuple[str, pa.RecordBatch]]:
+    def read(metadata: CheckpointMetadata) -> list[tuple[str, pa.RecordBatch]]:
         # Read everything first: the checksum is verified at the end.
-        return list(read_version(store, name, of))
+        return list(read_version(store, name, metadata))
 
     for state, batch in read_healed(store, name, metadata, read) if healed else read(metadata):
         for change in batch.to_pylist():

@@ -130,7 +130,7 @@ class VersionStoreMachine(RuleBasedStateMachine):
         # Expected content of storage: rows and attempt of each name.
         self.stored: dict[CheckpointName, tuple[_Content, str]] = {}
         # Held versions with their content when the hold was made.
-        self.held: dict[int, tuple[CheckpointName, _Content, str]] = {}
+        self.held_versions: dict[int, tuple[CheckpointName, _Content, str]] = {}
         self.highest = 0
         self.horizon = 0
         self.retained = 1
@@ -225,25 +225,25 @@ class VersionStoreMachine(RuleBasedStateMachine):
                 self.write(pending, rows, {state: set() for state in _FAMILIES})
             else:
                 self.write(pending, put, removed)
-            done = pending.publish(handle, parent.attempt_id or None, base)
-            if done.metadata is not None and self.hands_over:
+            result = pending.publish(handle, parent.attempt_id or None, base)
+            if result.metadata is not None and self.hands_over:
                 driver = self.new_instance().store
                 path = f"{self.store.operator}/{self.store.partition}/{name.directory}/{METADATA_FILE_NAME}"
-                assert driver.publish_merged([attempt_id], [(path, done.metadata)])[0] == []
+                assert driver.publish_merged([attempt_id], [(path, result.metadata)])[0] == []
                 driver.sweep_merged()
             elif merge and not self.hands_over:
                 assert instance.store.publish_merged([attempt_id])[0] == []
                 instance.store.sweep_merged()
-            return done
+            return result
 
-        done = self.perform(publish)
-        if done is not None and answer_lost:
-            done = self.perform(publish)
-        if done is None:
+        result = self.perform(publish)
+        if result is not None and answer_lost:
+            result = self.perform(publish)
+        if result is None:
             self.look_at(name, rows, attempt_id)
             return
         context = instance.store.context
-        travelled = decode_handle(encode_handle(done.handle, context), context)
+        travelled = decode_handle(encode_handle(result.handle, context), context)
         assert isinstance(travelled, IncrementalStateHandle)
         instance.versions[self.version + 1] = _CommittedVersion(name, attempt_id, rows, travelled)
         instance.base = None
@@ -264,7 +264,7 @@ class VersionStoreMachine(RuleBasedStateMachine):
             (self.stored[name],) = [candidate for candidate in candidates if candidate[1] == loaded_id]
             assert load(fresh, name) == self.stored[name][0], name
         # The batch has failed, and with it the attempts that go by the same name.
-        self.pending = [other for other in self.pending if other != name]
+        self.pending = [pending_name for pending_name in self.pending if pending_name != name]
 
     def write(self, pending: PendingSnapshot, put: _Content, removed: dict[str, set[bytes]]) -> None:
         for number, state in enumerate(_FAMILIES):
@@ -376,26 +376,26 @@ class VersionStoreMachine(RuleBasedStateMachine):
         extra = self.files() - self.needed(instance.store)
         assert not extra, extra
         # Another one finds nothing more to do.
-        other = self.new_instance()
-        self.open(other)
-        assert discard_versions(other.store, committed.name, committed.attempt_id, self.horizon, 0) == 0
+        second = self.new_instance()
+        self.open(second)
+        assert discard_versions(second.store, committed.name, committed.attempt_id, self.horizon, 0) == 0
 
-    @precondition(lambda self: len(self.held) < 2 and any(v >= self.horizon for v in self.timeline))
+    @precondition(lambda self: len(self.held_versions) < 2 and any(v >= self.horizon for v in self.timeline))
     @rule(data=st.data())
     def hold(self, data: st.DataObject) -> None:
         """Hold a version, as another process does, that no cleanup has passed."""
         version = data.draw(st.sampled_from([v for v in self.timeline if v >= self.horizon]))
         name = self.timeline[version]
-        self.held.setdefault(version, (name, *self.stored[name]))
+        self.held_versions.setdefault(version, (name, *self.stored[name]))
         files, path = self.hold_of(version)
         announce_holds(files, path.rpartition("/")[0])
         files.replace(path, b"")
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: self.held_versions)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        version = data.draw(st.sampled_from(sorted(self.held)))
-        del self.held[version]
+        version = data.draw(st.sampled_from(sorted(self.held_versions)))
+        del self.held_versions[version]
         files, path = self.hold_of(version)
         files.delete(path)
         files.sync_directory(parent_of(path))
@@ -417,13 +417,13 @@ class VersionStoreMachine(RuleBasedStateMachine):
         """Return the files of held versions and of those from the horizon on, including unused snapshots."""
         names = self.files()
         needed: set[str] = set()
-        kept: set[int] = set()
+        versions_in_use: set[int] = set()
         for name in names:
             top, _, file = name.partition("/")
             version = (
                 int(top[4:].partition("_")[0]) if top.startswith("chk-") else int(file.partition("-")[0])
             )
-            if version < self.horizon and version not in self.held:
+            if version < self.horizon and version not in self.held_versions:
                 continue
             needed.add(name)
             if not file.startswith(METADATA_FILE_NAME):
@@ -432,7 +432,7 @@ class VersionStoreMachine(RuleBasedStateMachine):
             for entry in metadata.handle:
                 stream = entry.state.delegate_state_handle
                 if isinstance(stream, SegmentFileStateHandle):
-                    kept.add(entry.version)
+                    versions_in_use.add(entry.version)
                 else:
                     assert isinstance(stream, FileStateHandle)
                     needed.add(stream.path.removeprefix(f"{self.directory}/"))
@@ -440,7 +440,7 @@ class VersionStoreMachine(RuleBasedStateMachine):
         return needed | {
             name
             for name in names
-            if name.startswith("chk-") and int(name[4:].split("/")[0].split("_")[0]) in kept
+            if name.startswith("chk-") and int(name[4:].split("/")[0].split("_")[0]) in versions_in_use
         }
 
     # Instances come and go
@@ -481,7 +481,7 @@ class VersionStoreMachine(RuleBasedStateMachine):
                 assert load(fresh, name) == self.stored[name][0], name
         for name in self.pending:
             assert load(fresh, name) == self.stored[name][0], name
-        for name, rows, attempt_id in self.held.values():
+        for name, rows, attempt_id in self.held_versions.values():
             assert load(fresh, name, attempt_id) == rows, name
 
     def teardown(self) -> None:

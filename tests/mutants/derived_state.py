@@ -172,7 +172,7 @@ MUTANTS: Final = (
     Mutant(
         "erase-from-older-versions",
         "spark_statestore/query/orphans.py",
-        "elif purge and name.version < decided.needed.start and name.version not in decided.held:",
+        "elif purge and name.version < decided.needed.start and name.version not in decided.held_versions:",
         "elif False:",
         ("tests/spark/test_write_derived_state.py::test_key_is_erased_from_every_retained_batch",),
         "Versions with a key that no batch of the logs has are deleted.",

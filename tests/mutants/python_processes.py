@@ -258,8 +258,8 @@ _OF_BACKEND: Final = (
     Mutant(
         "unpublished-commits-dropped",
         f"{_BACKEND}/handlers.py",
-        "if done.merged:\n            self._stores.keep_unpublished",
-        "if done.merged and done.metadata is not None:\n            self._stores.keep_unpublished",
+        "if commit.merged:\n            self._stores.keep_unpublished",
+        "if commit.merged and commit.metadata is not None:\n            self._stores.keep_unpublished",
         (f"{_TESTS}/backend/test_open_stores.py",),
         "A commit that waits for the end of its batch is kept however many stores are opened meanwhile.",
     ),

@@ -186,8 +186,8 @@ MUTANTS: Final = (
     Mutant(
         "bounded-read-parts",
         "spark_statestore/store/bounded_read.py",
-        "parts += [(part, 2 * of), (part + of, 2 * of)]",
-        "parts += [(part, 2 * of), (part, 2 * of)]",
+        "parts += [(part, 2 * count), (part + count, 2 * count)]",
+        "parts += [(part, 2 * count), (part, 2 * count)]",
         (
             f"{_TESTS}/query/test_store_snapshot.py::test_read_store_beyond_the_memory_limit_reads_several_times",
         ),

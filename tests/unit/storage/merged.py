@@ -16,7 +16,9 @@ def attempt(number: int) -> str:
 
 def metadata(number: int, size: int = 0) -> EncodedObject:
     """Metadata of an attempt, with so many bytes of state."""
-    return encode_object(MetadataKind.STORE_VERSION, attempt(number), {}, [], InlineState.of(bytes(size)))
+    return encode_object(
+        MetadataKind.STORE_VERSION, attempt(number), {}, [], InlineState.from_data(bytes(size))
+    )
 
 
 def path(store: str, version: int, number: int | None = None) -> str:

@@ -52,7 +52,9 @@ def test_chain_sizes_are_those_of_its_streams() -> None:
 
 def test_segment_is_read_from_the_copy_of_replaced_metadata() -> None:
     attempt_id, files = "0123456789abcdef", MemoryFileSystem()
-    metadata = bytes(encode_object(MetadataKind.STORE_VERSION, attempt_id, {}, [], InlineState.of(b"inside")))
+    metadata = bytes(
+        encode_object(MetadataKind.STORE_VERSION, attempt_id, {}, [], InlineState.from_data(b"inside"))
+    )
     segment = SegmentFileStateHandle(files, "/s/_metadata", 40, 6, attempt_id)
     with pytest.raises(FileNotFoundError, match="process-memory:///s/_metadata"):
         segment.open_input_stream()

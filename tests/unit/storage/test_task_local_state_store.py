@@ -120,7 +120,7 @@ def test_options_say_where_copies_are(tmp_path: Path) -> None:
         recovery: str, storage: str, *, is_local: bool, default: str | None = "/spark"
     ) -> str | None:
         options = StorageOptions.parse({"localRecovery": recovery, "storage": storage})
-        store = TaskLocalStateStore.of(options, "url", is_local, default)
+        store = TaskLocalStateStore.from_options(options, "url", is_local, default)
         return store and str(Path(store._directory).parent)
 
     mine = f"spark-statestore-local-{os.geteuid()}"
@@ -135,7 +135,7 @@ def test_options_say_where_copies_are(tmp_path: Path) -> None:
 def test_memory_of_a_container_has_no_copies() -> None:
     def has_copies(default: str, recovery: str = "auto") -> bool:
         options = StorageOptions.parse({"localRecovery": recovery})
-        return TaskLocalStateStore.of(options, "url", False, default) is not None
+        return TaskLocalStateStore.from_options(options, "url", False, default) is not None
 
     with open("/proc/mounts") as file:
         mounts = [line.split(" ") for line in file]

@@ -95,7 +95,9 @@ def sample(inline: bytes = b"") -> bytes:
         ),
         handle=extend_chain(start_chain(5, base), 7, changes),
     )
-    return bytes(encode_metadata(metadata, InlineState.of(inline), encode_handle(metadata.handle, CONTEXT)))
+    return bytes(
+        encode_metadata(metadata, InlineState.from_data(inline), encode_handle(metadata.handle, CONTEXT))
+    )
 
 
 def operators_sample() -> bytes:
@@ -132,7 +134,9 @@ BOTH = pytest.mark.parametrize(
 
 @given(metadatas, st.binary(max_size=100))
 def test_metadata_round_trip(metadata: CheckpointMetadata, inline: bytes) -> None:
-    data = bytes(encode_metadata(metadata, InlineState.of(inline), encode_handle(metadata.handle, CONTEXT)))
+    data = bytes(
+        encode_metadata(metadata, InlineState.from_data(inline), encode_handle(metadata.handle, CONTEXT))
+    )
     assert decode_metadata(data, CONTEXT, "here") == metadata
     assert data[INLINE_STATE_OFFSET:][: len(inline)] == inline
     assert attempt_id_of(data) == metadata.attempt_id
