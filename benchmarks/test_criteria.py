@@ -193,16 +193,16 @@ def test_query_bounds_are_those_of_an_unforked_store() -> None:
     assert {criterion.rival for criterion in criteria} == {UNFORKED_RIVALS[0]}
 
 
-@pytest.mark.parametrize("mine", limit.MINE)
+@pytest.mark.parametrize("variant", limit.MINE)
 @pytest.mark.parametrize(("partitions", "most"), [(8, 105), (200, 110)])
-def test_limit_bounds_are_the_best_rival_and_the_limit(partitions: int, most: float, mine: str) -> None:
+def test_limit_bounds_are_the_best_rival_and_the_limit(partitions: int, most: float, variant: str) -> None:
     work = limit.Work(partitions, 1, 1, Plan(1, 1))
 
     def judged(own_time: float, rival: str = CHANGELOG, rival_time: float = 200) -> list[str]:
-        times = dict.fromkeys(limit.STORES, 1000.0) | {LIMIT: 100, rival: rival_time, mine: own_time}
+        times = dict.fromkeys(limit.STORES, 1000.0) | {LIMIT: 100, rival: rival_time, variant: own_time}
         criteria = limit.judge({work: batches_of(times)})
         assert len(criteria) == 8
-        return verdicts([c for c in criteria if (", commit=task: " in c.work) == (mine == BY_TASK)])
+        return verdicts([c for c in criteria if (", commit=task: " in c.work) == (variant == BY_TASK)])
 
     assert judged(most) == ["ok", "ok", "ok", "ok"]
     assert judged(most + 1) == ["ok", "short", "ok", "ok"]

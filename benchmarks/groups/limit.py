@@ -134,10 +134,10 @@ def judge(results: dict[Work, Batches]) -> list[Criterion]:
     for work, by_jvm in results.items():
         batches = of_both(by_jvm)
         rivals = [store for store in batches if store not in (*MINE, LIMIT)]
-        for mine in MINE:
-            name = work.name + mine.removeprefix(OURS)
+        for variant in MINE:
+            name = work.name + variant.removeprefix(OURS)
             for percent, figure, most in ((50, p50, MOST_P50[work.partitions]), (99, p99, MOST_P99)):
-                own_time, limit = figure(batches[mine]), figure(batches[LIMIT])
+                own_time, limit = figure(batches[variant]), figure(batches[LIMIT])
                 rival = best(batches, figure, rivals)
                 criteria += [
                     Criterion(f"{name}: p{percent}", own_time, 1, "ms", figure(batches[rival]), rival),

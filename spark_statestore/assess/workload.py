@@ -125,7 +125,7 @@ class Cost:
         Share of it in mapped files.
     least_heap
         Bytes of `maxHeapBytes` below which index and marks are in mapped files, too.
-    written
+    written_bytes
         Bytes that are written to storage in an hour.
     amplification
         Bytes written for each byte of a changed key and value.
@@ -146,7 +146,7 @@ class Cost:
     memory: float
     mapped: float
     least_heap: float
-    written: float
+    written_bytes: float
     amplification: float
     requests: float
     base: float
@@ -166,7 +166,7 @@ def cost(workload: Workload) -> Cost:
     in_files = min(log, max(0.0, in_heap - workload.heap) / (1 - rows * marks / log))
     memory = in_heap + rows * marks * in_files / log
     mapped = max(in_files, memory - workload.heap) / memory
-    written = bytes_of_a_batch(workload)
+    bytes_written = bytes_of_a_batch(workload)
     hourly = 3600 / workload.seconds
     base, cycle = workload.rows * workload.stored_bytes, batches_of_a_base(workload)
     deltas = workload.retained * workload.changed * workload.stored_bytes * (1 + levels(cycle))
@@ -175,8 +175,8 @@ def cost(workload: Workload) -> Cost:
         memory=memory,
         mapped=mapped,
         least_heap=rows * (INDEX_ENTRY / INDEX_LOAD + marks),
-        written=written * hourly,
-        amplification=written / (workload.changed * workload.row_bytes),
+        written_bytes=bytes_written * hourly,
+        amplification=bytes_written / (workload.changed * workload.row_bytes),
         requests=(COMMIT_REQUESTS + UPLOAD_REQUESTS * uploads_of_a_batch(workload)) * hourly,
         base=base,
         stored=base * (1 + workload.retained / cycle) + deltas,

@@ -66,7 +66,7 @@ def plan(out: Output, executor_memory: float, **workload: Any) -> None:
         "local disk of an executor, GB": planned.disk / _GB,
         "full snapshot in storage, GB": planned.base / _GB,
         "storage of all retained batches, GB": planned.stored / _GB,
-        "written to storage in an hour, GB": planned.written / _GB,
+        "written to storage in an hour, GB": planned.written_bytes / _GB,
         "written for each changed byte": planned.amplification,
         "requests to object storage in an hour": planned.requests,
         "cores busy with state": planned.core_seconds / work.seconds,

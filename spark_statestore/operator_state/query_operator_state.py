@@ -346,10 +346,10 @@ class QueryOperatorState:
                 f"Spark runs batch {batch} in this thread, and the state of batch {batch_id} was asked for. "
                 "Pass the batch id that foreachBatch gives."
             )
-        mine = self._query_id()
-        if mine is not None and mine != query:
+        query_id = self._query_id()
+        if query_id is not None and query_id != query:
             raise SessionError(
-                f"{self} belongs to the query {mine}, and this batch is of the query {query}. Give each "
+                f"{self} belongs to the query {query_id}, and this batch is of the query {query}. Give each "
                 "query the operator state of its own checkpointLocation."
             )
 

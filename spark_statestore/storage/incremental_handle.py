@@ -132,8 +132,8 @@ class IncrementalStateHandle(StateObject):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, IncrementalStateHandle):
             return NotImplemented
-        mine = (self.version, self.base_version, self.entries)
-        return mine == (other.version, other.base_version, other.entries)
+        fields = (self.version, self.base_version, self.entries)
+        return fields == (other.version, other.base_version, other.entries)
 
     def __hash__(self) -> int:
         return hash((self.version, self.base_version, len(self.entries)))

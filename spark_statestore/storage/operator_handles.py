@@ -95,8 +95,8 @@ class OperatorStreamStateHandle(OperatorStateHandle):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, OperatorStreamStateHandle):
             return NotImplemented
-        mine = (self._states, self._delegate)
-        return mine == (other._states, other._delegate)
+        fields = (self._states, self._delegate)
+        return fields == (other._states, other._delegate)
 
     def __hash__(self) -> int:
         return hash(self._delegate)

@@ -73,8 +73,8 @@ class SnapshotResult(StateObject, Generic[H]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SnapshotResult):
             return NotImplemented
-        mine = (self.job_manager_owned_snapshot, self.task_local_snapshot)
-        return mine == (other.job_manager_owned_snapshot, other.task_local_snapshot)
+        fields = (self.job_manager_owned_snapshot, self.task_local_snapshot)
+        return fields == (other.job_manager_owned_snapshot, other.task_local_snapshot)
 
     def __hash__(self) -> int:
         return hash((self.job_manager_owned_snapshot, self.task_local_snapshot))

@@ -21,12 +21,12 @@ private[statestore] object StoreLocation {
   final val OffsetLog = "offsets"
 
   def rootOf(id: StateStoreId, options: BackendOptions, hadoopConf: Configuration): String = {
-    val sparks = id.storeCheckpointLocation()
+    val ownLocation = id.storeCheckpointLocation()
     val elsewhere = options.checkpointsDir.isDefined || options.isMemory
     // The state data source counts partitions by these directories.
-    if (elsewhere) sparks.getFileSystem(hadoopConf).mkdirs(sparks)
+    if (elsewhere) ownLocation.getFileSystem(hadoopConf).mkdirs(ownLocation)
     options.checkpointsDir match {
-      case None => sparks.toString
+      case None => ownLocation.toString
       case Some(base) =>
         s"${base.stripSuffix("/")}/${queryId(id, hadoopConf)}/${belowState(id)}"
     }

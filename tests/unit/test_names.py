@@ -1,0 +1,100 @@
+"""Tests that a variable, parameter, attribute or function has the name of its thing."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from tests.support.paths import ROOT
+
+# Pronouns, participles and auxiliaries, which stand for a thing instead of naming it.
+WORDS = (
+    "one|found|known|of|told|said|asked|given|wanted|theirs|ours|mine|its|others?|seen|done|kept|made|held|taken|left"
+    "|written|what|which|that|it|read|sparks"
+)
+NO_NAME = re.compile(WORDS)
+# Keys of the CLI's JSON, and Flink's name.
+NAMES_OF_OTHERS = {
+    ("spark_statestore/assess/model.py", "other"),
+    ("spark_statestore/query/verify.py", "what"),
+    ("spark_statestore/storage/snapshot_result.py", "of"),
+}
+# `read` is a verb, `of` a factory as in Java, and `other` a parameter of members that override Spark's.
+MAY_BE_NAMES = re.compile(r"def (read|of)\b|other: (Any|AccumulatorV2)\b")
+SCALA_NAMES = re.compile(
+    rf"\b(val|var|def) +({WORDS})\b"
+    rf"|(?<![\w.])({WORDS}) *(: [^\n,)=]*|=>|<-|@)"
+    rf"|^ *({WORDS}) *=(?!=)"
+    rf"|\b(val|case)\b[^=\n]*(?<![\w.])({WORDS})\b(?!\()[^=\n]*="
+    rf"|\(([^()\n]*, *)?({WORDS})(,[^()\n]*)?\) *=>",
+    re.MULTILINE,
+)
+
+
+def unnamed_things(source: str) -> Iterator[str]:
+    """Yield the names that are bound in a module and are none; a function may be called `read`."""
+    nodes = list(ast.walk(ast.parse(source)))
+    functions = (node for node in nodes if isinstance(node, ast.FunctionDef))
+    operators = (node for node in functions if node.name.startswith("__"))
+    operands = {arg for node in operators for arg in node.args.args if arg.arg == "other"}
+    for node in nodes:
+        match node:
+            case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) if name.strip("_") == "read":
+                continue
+            case ast.arg() if node in operands:
+                continue
+            case (
+                ast.Name(name, ast.Store())
+                | ast.Attribute(attr=name, ctx=ast.Store())
+                | ast.arg(name)
+                | ast.FunctionDef(name)
+                | ast.AsyncFunctionDef(name)
+                | ast.ExceptHandler(name=str(name))
+                | ast.MatchAs(name=str(name))
+                | ast.MatchStar(str(name))
+                | ast.MatchMapping(rest=str(name))
+                | ast.alias(asname=str(name))
+            ) if NO_NAME.fullmatch(name.strip("_")):
+                yield name
+
+
+def test_python_names_are_things() -> None:
+    unnamed = {
+        (path.relative_to(ROOT).as_posix(), name)
+        for directory in ("spark_statestore", "benchmarks", "examples")
+        for path in (ROOT / directory).rglob("*.py")
+        if not path.is_relative_to(ROOT / "spark_statestore/writing")
+        for name in unnamed_things(path.read_text())
+    }
+    assert unnamed == NAMES_OF_OTHERS
+
+
+def test_unnamed_things_are_recognised() -> None:
+    for source in (
+        "found = 1",
+        "def f(self):\n    self._written, n = 0, 1",
+        "def f(*, what): ...",
+        "class C:\n    def _made(self, other): ...",
+        "[n for one in lists for n in one]",
+        "with f() as held: ...",
+        "try: ...\nexcept OSError as known: ...",
+        "match f():\n    case [*_, {'a': given}]: ...",
+        "import numpy as it",
+        "read = f()",
+    ):
+        assert list(unnamed_things(source)), source
+    for source in (
+        "class C:\n    def __eq__(self, other): ...\n    def read(self): ...",
+        "f(what=1).kept.of(1)",
+    ):
+        assert list(unnamed_things(source)) == [], source
+
+
+def test_scala_names_are_nouns() -> None:
+    paths = sorted((ROOT / "jvm-shim/src").rglob("*.scala"))
+    assert len(paths) > 100
+    for path in paths:
+        code = re.sub(r'"(\\.|[^"\\\n])*"|//.*|/\*[\s\S]*?\*/', '""', path.read_text())
+        names = [match[0] for match in SCALA_NAMES.finditer(code) if not MAY_BE_NAMES.match(match[0])]
+        assert names == [], path
