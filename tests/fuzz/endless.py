@@ -53,7 +53,7 @@ def by_chance(name: str, seconds: int, seed: int) -> None:
     target = TARGETS[name]
     chance = random.Random(seed)
     end = time.monotonic() + seconds
-    done = 0
+    runs = 0
     while time.monotonic() < end:
         data = damaged(chance.choice(target.seeds), chance)
         try:
@@ -61,8 +61,8 @@ def by_chance(name: str, seconds: int, seed: int) -> None:
         except BaseException:
             sys.stderr.write(f"{name}: {data.hex()}\n")
             raise
-        done += 1
-    sys.stdout.write(f"Done {done} runs\n")
+        runs += 1
+    sys.stdout.write(f"Done {runs} runs\n")
 
 
 def main() -> None:
@@ -74,17 +74,19 @@ def main() -> None:
         return
     from tests.fuzz.targets import TARGETS
 
-    found: dict[str, object] = {"by": "atheris" if guided else "chance", "seed": seed, "seconds": seconds}
+    figures: dict[str, object] = {"by": "atheris" if guided else "chance", "seed": seed, "seconds": seconds}
     share = max(1, seconds // len(TARGETS))
     for name in TARGETS:
         command = [sys.executable, "-m", "tests.fuzz.endless", str(share), str(seed), name]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ, check=False)
-        if done.returncode:
-            sys.stderr.write(done.stdout + done.stderr)
-            raise SystemExit(f"{name}, seed {seed}: ended with {done.returncode}")
-        runs = re.findall(r"Done (\d+)", done.stdout + done.stderr)
-        found[name] = int(runs[-1])
-    sys.stdout.write(json.dumps(found) + "\n")
+        process = subprocess.run(
+            command, capture_output=True, text=True, cwd=ROOT, env=os.environ, check=False
+        )
+        if process.returncode:
+            sys.stderr.write(process.stdout + process.stderr)
+            raise SystemExit(f"{name}, seed {seed}: ended with {process.returncode}")
+        runs = re.findall(r"Done (\d+)", process.stdout + process.stderr)
+        figures[name] = int(runs[-1])
+    sys.stdout.write(json.dumps(figures) + "\n")
 
 
 if __name__ == "__main__":

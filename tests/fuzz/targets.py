@@ -104,9 +104,9 @@ STREAMS = [data for data in STREAMS if data.startswith(b"\x89SSTO")]
 
 
 def _metadata(data: bytes) -> object:
-    found: CheckpointMetadata = decode_metadata(data, CONTEXT, "a version")
-    _inside(found.handle)
-    return found
+    metadata: CheckpointMetadata = decode_metadata(data, CONTEXT, "a version")
+    _inside(metadata.handle)
+    return metadata
 
 
 def _handles(data: bytes) -> list[bytes]:
@@ -119,18 +119,18 @@ def _handles(data: bytes) -> list[bytes]:
 
 
 def _handle(data: bytes) -> object:
-    found = decode_handle(data, CONTEXT)
-    if isinstance(found, IncrementalStateHandle):
-        _inside(found)
-    return found
+    handle = decode_handle(data, CONTEXT)
+    if isinstance(handle, IncrementalStateHandle):
+        _inside(handle)
+    return handle
 
 
 def _frames(data: bytes) -> object:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.sendall(data[: 64 << 10])
-        ours.shutdown(socket.SHUT_WR)
-        frames = FrameSocket(theirs)
+    sender, receiver = socket.socketpair()
+    with sender, receiver:
+        sender.sendall(data[: 64 << 10])
+        sender.shutdown(socket.SHUT_WR)
+        frames = FrameSocket(receiver)
         received = []
         while (frame := frames.receive()) is not None:
             if frame.kind is Kind.CONTROL:
@@ -147,20 +147,20 @@ def _changes(data: bytes) -> object:
 
 
 def _operator_state(data: bytes) -> object:
-    found = decode_header(data, "a stream")
+    header = decode_header(data, "a stream")
     reader = Reader(data, "a stream")
     for offset in range(0, len(data), 97):
         for read in (reader.element, reader.part):
             # Most offsets are invalid.
             with contextlib.suppress(CheckpointError):
                 read(offset, 2)
-    return found
+    return header
 
 
 def _messages() -> list[bytes]:
     small = message({b"a": b"1", b"bb": b""}, removed=[b"c"], appended={b"d": b"22"})
     large = message({b"%8d" % number: b"%16d" % (number // 9) for number in range(400)})
-    batches = [pa.ipc.read_record_batch(one, CHANGE_SCHEMA) for one in (small, large)]
+    batches = [pa.ipc.read_record_batch(buffer, CHANGE_SCHEMA) for buffer in (small, large)]
     packed = pack(batches[1])
     return [encoded(batch, codec) for batch in (*batches, packed) for codec in (None, "zstd")]
 
@@ -182,7 +182,9 @@ OPERATOR = (
 TARGETS = {
     "frames": Target(_frames, _requests(), (ProtocolError, ConnectionError)),
     "changes": Target(_changes, _messages(), (pa.ArrowException,)),
-    "handle": Target(_handle, [one for data in VERSIONS[-12:] for one in _handles(data)], (CheckpointError,)),
+    "handle": Target(
+        _handle, [handle for data in VERSIONS[-12:] for handle in _handles(data)], (CheckpointError,)
+    ),
     "metadata": Target(_metadata, VERSIONS, (CheckpointError,)),
     # With matching checksums.
     "body": Target(

@@ -51,7 +51,7 @@ class Store(NamedTuple):
     metadata: frozenset[tuple[Name, int]] = frozenset()
     # By version: the attempt in the commit log, and the one found in storage when the log was written.
     committed: tuple[int, ...] = ()
-    found: tuple[int, ...] = ()
+    attempts_at_commit: tuple[int, ...] = ()
     # By run: the attempt in memory, and the one that Spark accepted.
     memory: tuple[int, ...] = ()
     accepted: tuple[int, ...] = ()
@@ -246,15 +246,15 @@ class BatchSpec:
             return NONE, "memory"
         newest = store.memory[number] if in_memory else NONE
         # The state in memory can return to the version before its newest one.
-        for known in (newest, store.attempts[newest].parent) if newest != NONE else ():
-            if known == NONE:
+        for candidate in (newest, store.attempts[newest].parent) if newest != NONE else ():
+            if candidate == NONE:
                 continue
             if (
-                known == store.committed[version - 2]
+                candidate == store.committed[version - 2]
                 if self.with_ids
-                else store.attempts[known].version == version - 1
+                else store.attempts[candidate].version == version - 1
             ):
-                return known, "memory"
+                return candidate, "memory"
         return self._served(store, version - 1), "storage"
 
     def _publish(
@@ -266,21 +266,24 @@ class BatchSpec:
         present = dict(store.metadata).get(name, NONE)
         failed = _stepped(store, attempt_id, "failed")
         if "failed memory is used" not in self.faults:
-            memory = tuple(NONE if known == attempt_id else known for known in store.memory)
+            memory = tuple(NONE if other_id == attempt_id else other_id for other_id in store.memory)
             failed = failed._replace(memory=memory)
         # One step with the replacement: INVARIANTS.md describes the remaining window.
         if present != NONE and len(store.committed) >= attempt.version:
             yield f"refuse {where}", _with(state, position, failed)
             return
-        kept = {(known, by) for known, by in store.metadata if known != name}
-        metadata = frozenset(kept | {(name, attempt_id)})
+        other_entries = {(other_name, by) for other_name, by in store.metadata if other_name != name}
+        metadata = frozenset(other_entries | {(name, attempt_id)})
         published = _stepped(store, attempt_id, "published")
         yield f"publish {where}", _with(state, position, published._replace(metadata=metadata))
         if state.failures < self.failures:
-            of = state._replace(failures=state.failures + 1)
-            yield f"fail to publish {where}", _with(of, position, failed)
+            next_state = state._replace(failures=state.failures + 1)
+            yield f"fail to publish {where}", _with(next_state, position, failed)
             # The storage call took effect, and its answer was lost.
-            yield f"fail after writing {where}", _with(of, position, failed._replace(metadata=metadata))
+            yield (
+                f"fail after writing {where}",
+                _with(next_state, position, failed._replace(metadata=metadata)),
+            )
 
     # The driver
 
@@ -292,10 +295,10 @@ class BatchSpec:
                     and attempt.step in ("pending", "published", "failed")
                     and store.accepted[number] != attempt_id
                 ):
-                    of = store._replace(accepted=put(store.accepted, number, attempt_id))
+                    next_store = store._replace(accepted=put(store.accepted, number, attempt_id))
                     yield (
                         f"accept attempt {attempt_id} of store {position} in run {number}",
-                        _with(state, position, of),
+                        _with(state, position, next_store),
                     )
 
     def _await(self, state: State, number: int, run: Run) -> Iterator[tuple[str, State]]:
@@ -328,11 +331,15 @@ class BatchSpec:
             return f"conflict in run {number}", self._ended(state, number)
         stores = []
         for store in state.stores:
-            of = store._replace(
+            next_store = store._replace(
                 committed=(*store.committed, store.accepted[number]),
                 accepted=put(store.accepted, number, NONE),
             )
-            stores.append(of._replace(found=(*store.found, self._served(of, run.version))))
+            stores.append(
+                next_store._replace(
+                    attempts_at_commit=(*store.attempts_at_commit, self._served(next_store, run.version))
+                )
+            )
         after = Run(run.version + 1) if run.version < self.versions else run._replace(step="done")
         return (
             f"commit version {run.version} in run {number}",
@@ -369,14 +376,14 @@ class BatchSpec:
 
         def settled(state: State) -> bool:
             return all(
-                self._served(store, version) == found
+                self._served(store, version) == attempt_id
                 for store in state.stores
-                for version, found in enumerate(store.found, 1)
+                for version, attempt_id in enumerate(store.attempts_at_commit, 1)
             )
 
         def continued(state: State) -> bool:
             return all(
-                attempt.version < 2 or attempt.parent == store.found[attempt.version - 2]
+                attempt.version < 2 or attempt.parent == store.attempts_at_commit[attempt.version - 2]
                 for store in state.stores
                 for attempt in store.attempts
             )
@@ -401,9 +408,11 @@ def _overtaken(attempt: Attempt, version: int, shares: bool) -> Attempt:
 
 def _without(store: Store, is_lost: Callable[[Attempt], bool]) -> tuple[Attempt, ...]:
     """Return the attempts after some were lost; what they wrote stays."""
-    written = {by for _, by in store.metadata}
+    with_metadata = {by for _, by in store.metadata}
     return tuple(
-        (attempt._replace(step="gone") if attempt_id in written else GONE) if is_lost(attempt) else attempt
+        (attempt._replace(step="gone") if attempt_id in with_metadata else GONE)
+        if is_lost(attempt)
+        else attempt
         for attempt_id, attempt in enumerate(store.attempts)
     )
 

@@ -69,12 +69,12 @@ class TooManyStates(Exception):
 
 def follow(spec: Spec[S], state: S, labels: Iterable[str]) -> S:
     """Return the state after some steps, each selected by its label or a prefix of it."""
-    for wanted in labels:
+    for prefix in labels:
         possible = dict(spec.next(state))
-        found = [label for label in possible if label.startswith(wanted)]
-        label = wanted if wanted in possible else found[0] if len(found) == 1 else None
+        matches = [label for label in possible if label.startswith(prefix)]
+        label = prefix if prefix in possible else matches[0] if len(matches) == 1 else None
         if label is None:
-            raise ValueError(f"{wanted!r} is not one step of {', '.join(sorted(possible))}")
+            raise ValueError(f"{prefix!r} is not one step of {', '.join(sorted(possible))}")
         state = possible[label]
     return state
 
@@ -100,8 +100,8 @@ def check(spec: Spec[S], most: int = 2_000_000, *, only: str | None = None) -> C
         return None
 
     for key, state in level:
-        if found := broken(key, state):
-            return Checked(len(came), 0, frozenset(), found)
+        if counterexample := broken(key, state):
+            return Checked(len(came), 0, frozenset(), counterexample)
     while level:
         further: list[tuple[Hashable, S]] = []
         for key, state in level:
@@ -110,8 +110,8 @@ def check(spec: Spec[S], most: int = 2_000_000, *, only: str | None = None) -> C
                 if (reached := spec.key(after)) in came:
                     continue
                 came[reached] = key, label, state
-                if found := broken(reached, after):
-                    return Checked(len(came), depth + 1, frozenset(kinds), found)
+                if counterexample := broken(reached, after):
+                    return Checked(len(came), depth + 1, frozenset(kinds), counterexample)
                 further.append((reached, after))
         if len(came) > most:
             raise TooManyStates(f"more than {most} states, {depth} steps from the beginning")
@@ -123,17 +123,17 @@ def check(spec: Spec[S], most: int = 2_000_000, *, only: str | None = None) -> C
 @cache
 def passes(spec: Spec[S]) -> Checked[S]:
     """Check a specification that has no counterexample, and print its size."""
-    found = check(spec)
-    assert found.counterexample is None, str(found.counterexample)
-    print(f"{found.states} states, {found.depth} steps")
-    return found
+    result = check(spec)
+    assert result.counterexample is None, str(result.counterexample)
+    print(f"{result.states} states, {result.depth} steps")
+    return result
 
 
 def fails(spec: Spec[S], *faults: str, only: str | None = None) -> Counterexample[S]:
     """Return the counterexample that a specification has with some faults."""
-    found = check(with_faults(spec, *faults), only=only).counterexample
-    assert found is not None
-    return found
+    counterexample = check(with_faults(spec, *faults), only=only).counterexample
+    assert counterexample is not None
+    return counterexample
 
 
 def with_faults(spec: Spec[S], *faults: str) -> Spec[S]:

@@ -82,7 +82,7 @@ class ClusterSpec:
             for executor in range(self.executors):
                 yield f"kill executor {executor}", self._killed(state, executor)
             if state.run + 1 < self.runs:
-                lost = tuple(one._replace(step="lost") for one in state.attempts)
+                lost = tuple(attempt._replace(step="lost") for attempt in state.attempts)
                 memory = ((NONE,) * self.stores,) * self.executors
                 after = state._replace(attempts=lost, memory=memory, kills=state.kills + 1)
                 yield "kill driver", self._restarted(after)
@@ -128,24 +128,25 @@ class ClusterSpec:
             return
         for store in range(self.stores):
             tried = sum(
-                (one.store, one.version, one.run) == (store, version, state.run) for one in state.attempts
+                (attempt.store, attempt.version, attempt.run) == (store, version, state.run)
+                for attempt in state.attempts
             )
             retry = int(tried > 0)
             if state.retries + retry > self.retries or state.accepted[store] != NONE:
                 continue
-            wanted = state.committed[-1][store] if state.committed else NONE
+            committed = state.committed[-1][store] if state.committed else NONE
             for executor in range(self.executors):
                 present = state.memory[executor][store]
-                parent = wanted
+                parent = committed
                 if "memory by version" in self.faults and present != NONE:
                     # The version of the batch before, whatever attempt that is.
-                    parent = present if state.attempts[present].version == version - 1 else wanted
-                elif present != wanted and wanted != NONE and wanted not in state.published:
+                    parent = present if state.attempts[present].version == version - 1 else committed
+                elif present != committed and committed != NONE and committed not in state.published:
                     parent = NONE
-                one = Attempt(store, version, state.run, executor, parent)
+                attempt = Attempt(store, version, state.run, executor, parent)
                 yield (
                     f"start store {store} on executor {executor}",
-                    state._replace(attempts=(*state.attempts, one), retries=state.retries + retry),
+                    state._replace(attempts=(*state.attempts, attempt), retries=state.retries + retry),
                 )
 
     def _progress(self, state: State, number: int, attempt: Attempt) -> Iterator[tuple[str, State]]:
@@ -167,8 +168,10 @@ class ClusterSpec:
 
     def _killed(self, state: State, executor: int) -> State:
         attempts = tuple(
-            one._replace(step="lost") if one.executor == executor and one.step in ("task", "pending") else one
-            for one in state.attempts
+            attempt._replace(step="lost")
+            if attempt.executor == executor and attempt.step in ("task", "pending")
+            else attempt
+            for attempt in state.attempts
         )
         memory = put(state.memory, executor, (NONE,) * self.stores)
         return state._replace(attempts=attempts, memory=memory, kills=state.kills + 1)

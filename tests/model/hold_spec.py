@@ -15,7 +15,7 @@ class Cleaner(NamedTuple):
     keep: int
     step: str = ""
     below: int = 0
-    held: frozenset[int] = frozenset()
+    holds: frozenset[int] = frozenset()
     marked: int | None = None
     ever: bool = False
 
@@ -47,7 +47,7 @@ class HoldSpec:
     # Number of versions before the newest that each instance keeps.
     keeps: tuple[int, ...] = (1, 2)
     # Versions that are held.
-    held: tuple[int, ...] = (1, 2)
+    held_versions: tuple[int, ...] = (1, 2)
     # Number of versions in all.
     versions: int = 4
     faults: frozenset[str] = frozenset()
@@ -60,7 +60,7 @@ class HoldSpec:
             frozenset(),
             frozenset(),
             tuple(Cleaner(keep) for keep in self.keeps),
-            tuple(Holder(version) for version in self.held),
+            tuple(Holder(version) for version in self.held_versions),
         )
 
     def key(self, state: State) -> Hashable:
@@ -74,13 +74,16 @@ class HoldSpec:
                 state._replace(newest=newest, versions=state.versions | {newest}),
             )
         for number, cleaner in enumerate(state.cleaners):
-            for label, of, after in self._clean(state, cleaner):
+            for label, next_state, after in self._clean(state, cleaner):
                 cleaners = put(state.cleaners, number, after)
-                yield f"{label} by {number}, which keeps {cleaner.keep}", of._replace(cleaners=cleaners)
+                yield (
+                    f"{label} by {number}, which keeps {cleaner.keep}",
+                    next_state._replace(cleaners=cleaners),
+                )
         for number, holder in enumerate(state.holders):
-            for label, of, to in self._hold(state, holder):
+            for label, next_state, to in self._hold(state, holder):
                 holders = put(state.holders, number, to)
-                yield f"{label} for the hold on {holder.version}", of._replace(holders=holders)
+                yield f"{label} for the hold on {holder.version}", next_state._replace(holders=holders)
 
     def _clean(self, state: State, cleaner: Cleaner) -> Iterator[tuple[str, State, Cleaner]]:
         if cleaner.step == "":
@@ -94,33 +97,33 @@ class HoldSpec:
                 and not cleaner.ever
                 and not state.flag
             ):
-                yield "no flag seen", state, cleaner._replace(step="discard", held=frozenset())
-            elif any(known <= cleaner.keep for known in state.markers):
-                yield "list", state, self._seen(state, cleaner)
+                yield "no flag seen", state, cleaner._replace(step="discard", holds=frozenset())
+            elif any(mark <= cleaner.keep for mark in state.markers):
+                yield "list", state, self._after_scan(state, cleaner)
             else:
-                yield "list without marker", state, self._seen(state, cleaner)._replace(step="mark")
+                yield "list without marker", state, self._after_scan(state, cleaner)._replace(step="mark")
         elif cleaner.step == "mark":
             step = "discard" if "no second scan" in self.faults else "scan again"
-            of = state._replace(markers=state.markers | {cleaner.keep})
-            yield "mark", of, cleaner._replace(step=step)
+            next_state = state._replace(markers=state.markers | {cleaner.keep})
+            yield "mark", next_state, cleaner._replace(step=step)
         elif cleaner.step == "scan again":
-            yield "list again", state, self._seen(state, cleaner)
+            yield "list again", state, self._after_scan(state, cleaner)
         else:
-            gone = {v for v in state.versions if v < cleaner.below and v not in cleaner.held}
-            of = state._replace(versions=state.versions - gone)
-            yield f"discard {sorted(gone)}", of, cleaner._replace(step="", held=frozenset(), below=0)
+            gone = {v for v in state.versions if v < cleaner.below and v not in cleaner.holds}
+            next_state = state._replace(versions=state.versions - gone)
+            yield f"discard {sorted(gone)}", next_state, cleaner._replace(step="", holds=frozenset(), below=0)
 
-    def _seen(self, state: State, cleaner: Cleaner) -> Cleaner:
+    def _after_scan(self, state: State, cleaner: Cleaner) -> Cleaner:
         marked = min(state.markers, default=None)
         return cleaner._replace(
-            step="discard", held=state.holds, marked=marked, ever=state.flag or bool(state.holds)
+            step="discard", holds=state.holds, marked=marked, ever=state.flag or bool(state.holds)
         )
 
     def _hold(self, state: State, holder: Holder) -> Iterator[tuple[str, State, Holder]]:
         if holder.step == "flag":
             if holder.version <= state.newest:
-                of = state if "no flag" in self.faults else state._replace(flag=True)
-                yield "flag", of, holder._replace(step="write")
+                next_state = state if "no flag" in self.faults else state._replace(flag=True)
+                yield "flag", next_state, holder._replace(step="write")
         elif holder.step == "write":
             yield (
                 "write",
@@ -138,19 +141,19 @@ class HoldSpec:
                 yield "markers seen", state, holder._replace(step="ask", safe=keeps)
         elif holder.step == "ask":
             if holder.version < state.newest - holder.safe:
-                of = state._replace(holds=state.holds - {holder.version})
-                yield "withdraw", of, holder._replace(step="withdrawn", safe=0)
+                next_state = state._replace(holds=state.holds - {holder.version})
+                yield "withdraw", next_state, holder._replace(step="withdrawn", safe=0)
             else:
                 yield "in time", state, holder._replace(step="find", safe=0)
         elif holder.step == "find":
             if holder.version in state.versions:
                 yield "find", state, holder._replace(step="held")
             else:
-                of = state._replace(holds=state.holds - {holder.version})
-                yield "miss", of, holder._replace(step="withdrawn")
+                next_state = state._replace(holds=state.holds - {holder.version})
+                yield "miss", next_state, holder._replace(step="withdrawn")
 
     def invariants(self) -> Mapping[str, Callable[[State], bool]]:
-        def held(state: State) -> bool:
+        def held_versions_exist(state: State) -> bool:
             return all(p.version in state.versions for p in state.holders if p.step == "held")
 
-        return {"held versions exist": held}
+        return {"held versions exist": held_versions_exist}

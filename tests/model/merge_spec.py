@@ -61,7 +61,7 @@ class Run(NamedTuple):
     # The commit log before that version.
     committed: tuple[int, ...] = ()
     # The physical files that it has listed and published, and their highest sequence.
-    known: frozenset[Physical] = frozenset()
+    files: frozenset[Physical] = frozenset()
     highest: int = 0
     # By store: its newest attempt.
     memory: tuple[Attempt | None, ...] = ()
@@ -84,7 +84,7 @@ class State(NamedTuple):
     own: tuple[Attempt, ...] = ()
     # By version: the run in the commit log, and what was found by store when the log was written.
     committed: tuple[int, ...] = ()
-    found: tuple[tuple[Attempt | None, ...], ...] = ()
+    attempts_at_commit: tuple[tuple[Attempt | None, ...], ...] = ()
     runs: tuple[Run, ...] = ()
     # The version of the last rollback; older ones need not exist.
     oldest: int = 1
@@ -153,9 +153,9 @@ class MergeSpec:
                 if self.executor:
                     yield from self._on_executor(state, number, run)
                 for physical in self._deletable(run):
-                    of = state._replace(physical=_without(state, physical))
-                    after = run._replace(known=run.known - {physical})
-                    yield f"delete {physical.name} in run {number}", _with(of, number, after)
+                    next_state = state._replace(physical=_without(state, physical))
+                    after = run._replace(files=run.files - {physical})
+                    yield f"delete {physical.name} in run {number}", _with(next_state, number, after)
 
     # The driver
 
@@ -163,25 +163,29 @@ class MergeSpec:
         active = any(_is_active(run) for run in state.runs)
         version = len(state.committed) + 1
         if len(state.runs) < len(self.modes) and (self.concurrent or not active):
-            what = f"begin run {len(state.runs)}"
-            yield what, state._replace(runs=(*state.runs, Run(version=version)))
+            label = f"begin run {len(state.runs)}"
+            yield label, state._replace(runs=(*state.runs, Run(version=version)))
             for number, run in enumerate(state.runs):
                 if run.step == "ended" and "listing is reused" in self.faults:
-                    again = Run("load", version, known=run.known, highest=run.highest)
-                    yield f"{what} with listing {number}", state._replace(runs=(*state.runs, again))
-        kept = len(state.committed) - 1
-        if state.rollbacks == self.rollbacks or kept < 1 or active or not self._is_complete(state, kept):
+                    again = Run("load", version, files=run.files, highest=run.highest)
+                    yield f"{label} with listing {number}", state._replace(runs=(*state.runs, again))
+        target = len(state.committed) - 1
+        if state.rollbacks == self.rollbacks or target < 1 or active or not self._is_complete(state, target):
             return
         # No deletion of a physical file is in progress, by assumption: see INVARIANTS.md.
         if (self.rolls_beyond or self.retained) and not any(map(self._deletable, state.runs)):
-            rolled = state._replace(committed=state.committed[:kept], found=state.found[:kept], oldest=kept)
-            yield f"rollback to version {kept}", rolled._replace(rollbacks=state.rollbacks + 1)
+            rolled = state._replace(
+                committed=state.committed[:target],
+                attempts_at_commit=state.attempts_at_commit[:target],
+                oldest=target,
+            )
+            yield f"rollback to version {target}", rolled._replace(rollbacks=state.rollbacks + 1)
 
     def _load(self, state: State, number: int, run: Run) -> tuple[str, State]:
         base = run.version - 1
-        memory = self._found(state, base, run.known) or (None,) * self.stores
+        memory = self._attempts_at(state, base, run.files) or (None,) * self.stores
         step = "tasks"
-        if base in self._retained(state) and memory != state.found[base - 1]:
+        if base in self._retained(state) and memory != state.attempts_at_commit[base - 1]:
             step = "lost" if None in memory else "misled"
         if step == "lost" and self.concurrent:
             return f"miss in run {number}", _ended(state, number)
@@ -191,10 +195,15 @@ class MergeSpec:
     def _commit(self, state: State, number: int, run: Run) -> tuple[str, State]:
         if len(state.committed) >= run.version:
             return f"conflict in run {number}", _ended(state, number)
-        of = state._replace(committed=(*state.committed, number))
-        of = of._replace(found=(*of.found, self._found(of, run.version, of.physical)))
-        after = run._replace(step="tasks", version=run.version + 1, committed=of.committed)
-        return f"commit version {run.version} in run {number}", _with(of, number, after)
+        next_state = state._replace(committed=(*state.committed, number))
+        next_state = next_state._replace(
+            attempts_at_commit=(
+                *next_state.attempts_at_commit,
+                self._attempts_at(next_state, run.version, next_state.physical),
+            )
+        )
+        after = run._replace(step="tasks", version=run.version + 1, committed=next_state.committed)
+        return f"commit version {run.version} in run {number}", _with(next_state, number, after)
 
     # Publication
 
@@ -206,35 +215,35 @@ class MergeSpec:
         if self.modes[number] == "b":
             if not run.moving and run.step == "tasks" and state.rewrites < self.rewrites:
                 yield from self._rewrite(state, number, run)
-            for made in self._made(number, run, range(self.stores)):
-                yield self._publish(state, number, run, run._replace(step="published", memory=made))
+            for attempts in self._new_attempts(number, run, range(self.stores)):
+                yield self._publish(state, number, run, run._replace(step="published", memory=attempts))
             return
         waiting = [n for n, attempt in enumerate(run.memory) if not attempt or attempt.version < run.version]
         for store in waiting:
-            for (own,) in self._made(number, run, [store]):
+            for (own,) in self._new_attempts(number, run, [store]):
                 memory = put(run.memory, store, own)
                 after = run._replace(step="tasks" if len(waiting) > 1 else "published", memory=memory)
-                if self._newest(run.known, own) and "merged files do not exist for own" not in self.faults:
+                if self._newest(run.files, own) and "merged files do not exist for own" not in self.faults:
                     yield self._publish(state, number, run, after)
                 else:
                     yield self._create_own(state, number, after, own)
 
-    def _made(self, number: int, run: Run, stores: Iterable[int]) -> Iterator[tuple[Attempt, ...]]:
+    def _new_attempts(self, number: int, run: Run, stores: Iterable[int]) -> Iterator[tuple[Attempt, ...]]:
         """Return the possible attempts of the run's batch at some stores."""
-        made = []
+        attempts = []
         for store in stores:
             parent, place = run.memory[store], (store, run.version)
             chains = {frozenset() if place in self.whole or not parent else parent.chain | {parent.id}}
             chains |= {frozenset()} if place in self.varied else set()
-            made.append([Attempt(store, run.version, number, chain) for chain in chains])
-        return product(*made)
+            attempts.append([Attempt(store, run.version, number, chain) for chain in chains])
+        return product(*attempts)
 
     def _publish(self, state: State, number: int, run: Run, after: Run) -> tuple[str, State]:
         """Return the step that creates a physical file of the new attempts and the moved ones."""
         sequence = run.highest + 1
-        made = {one for one in after.memory if one and one not in run.memory}
-        large = {one for one in made if one[:2] in self.large}
-        entries = run.moving | {Entry(one, sequence) for one in made - large}
+        attempts = {attempt for attempt in after.memory if attempt and attempt not in run.memory}
+        large = {attempt for attempt in attempts if attempt[:2] in self.large}
+        entries = run.moving | {Entry(attempt, sequence) for attempt in attempts - large}
         if not entries:
             own = tuple(sorted({*state.own, *large}, key=lambda attempt: attempt[:3]))
             return f"create own files in run {number}", _with(state._replace(own=own), number, after)
@@ -242,20 +251,20 @@ class MergeSpec:
             entries = frozenset(entry._replace(rank=sequence) for entry in entries)
         versions = [entry.attempt.version for entry in entries]
         physical = Physical(sequence, min(versions), max(versions), entries)
-        what = f"{physical.name} in run {number}"
+        label = f"{physical.name} in run {number}"
         if run.step != "checked":
-            committed = [one.attempt for one in entries if one.attempt.version <= len(state.committed)]
+            committed = [entry.attempt for entry in entries if entry.attempt.version <= len(state.committed)]
             if any(self._is_refused(run, attempt) for attempt in committed):
-                return f"refuse {what}", _ended(state, number)
+                return f"refuse {label}", _ended(state, number)
             if "slow check" in self.faults:
-                return f"check {what}", _with(state, number, run._replace(step="checked"))
-        others = _without(state, physical)
-        if others != state.physical and "physical files are replaced" not in self.faults:
-            return f"list again for {what}", _with(state, number, _listed(state, run)._replace(step="tasks"))
-        after = after._replace(known=run.known | {physical}, highest=sequence, moving=frozenset())
+                return f"check {label}", _with(state, number, run._replace(step="checked"))
+        other_files = _without(state, physical)
+        if other_files != state.physical and "physical files are replaced" not in self.faults:
+            return f"list again for {label}", _with(state, number, _listed(state, run)._replace(step="tasks"))
+        after = after._replace(files=run.files | {physical}, highest=sequence, moving=frozenset())
         if large:
             state = state._replace(own=tuple(sorted({*state.own, *large}, key=lambda attempt: attempt[:3])))
-        return f"publish {what}", _with(state._replace(physical=others | {physical}), number, after)
+        return f"publish {label}", _with(state._replace(physical=other_files | {physical}), number, after)
 
     def _is_refused(self, run: Run, attempt: Attempt) -> bool:
         """Return whether the run must not publish an attempt whose version is committed (v1)."""
@@ -264,33 +273,36 @@ class MergeSpec:
             return False
         if attempt.version == run.version and "only known files are checked" not in self.faults:
             return True
-        return self._newest(run.known, attempt) not in (None, attempt)
+        return self._newest(run.files, attempt) not in (None, attempt)
 
-    def _create_own(self, state: State, number: int, after: Run, made: Attempt) -> tuple[str, State]:
-        what = f"file of store {made.store} in run {number}"
-        exists = any(self._shares_path(made, other) for other in state.own)
+    def _create_own(self, state: State, number: int, after: Run, attempt: Attempt) -> tuple[str, State]:
+        file = f"file of store {attempt.store} in run {number}"
+        exists = any(self._shares_path(attempt, own_attempt) for own_attempt in state.own)
         # One step with the replacement: `StoreSpec` has them apart.
-        if exists and len(state.committed) >= made.version:
-            return f"refuse {what}", _ended(state, number)
-        own = tuple(sorted((*state.own, made), key=lambda attempt: attempt[:2]))
-        return f"{'replace' if exists else 'create'} {what}", _with(state._replace(own=own), number, after)
+        if exists and len(state.committed) >= attempt.version:
+            return f"refuse {file}", _ended(state, number)
+        own = tuple(sorted((*state.own, attempt), key=lambda attempt: attempt[:2]))
+        return f"{'replace' if exists else 'create'} {file}", _with(state._replace(own=own), number, after)
 
     # Rewriting and retention
 
     def _rewrite(self, state: State, number: int, run: Run) -> Iterator[tuple[str, State]]:
         """Yield the choice of an old physical file whose live logical files the next one takes over."""
-        used = {(one.store, id_) for one in _attempts(run.known) for id_ in one.chain}
-        for physical in run.known & state.physical:
+        used = {(attempt.store, id_) for attempt in _attempts(run.files) for id_ in attempt.chain}
+        for physical in run.files & state.physical:
             end = run.version + ("uncommitted versions are moved" in self.faults)
             live = {e.attempt for e in physical.entries if e.attempt.version < end} - run.discarded
-            moved = {one for one in live if self._newest(run.known, one) == one}
+            moved = {attempt for attempt in live if self._newest(run.files, attempt) == attempt}
             if "ranks are not kept" not in self.faults:
-                moved |= {one for one in live if (one.store, one.id) in used}
+                moved |= {attempt for attempt in live if (attempt.store, attempt.id) in used}
             if moving := frozenset(e for e in physical.entries if e.attempt in moved):
-                of = state._replace(rewrites=state.rewrites + 1)
+                next_state = state._replace(rewrites=state.rewrites + 1)
                 if "old file is deleted first" in self.faults:
-                    of = of._replace(physical=of.physical - {physical})
-                yield f"move {physical.name} in run {number}", _with(of, number, run._replace(moving=moving))
+                    next_state = next_state._replace(physical=next_state.physical - {physical})
+                yield (
+                    f"move {physical.name} in run {number}",
+                    _with(next_state, number, run._replace(moving=moving)),
+                )
 
     def _discard(self, state: State, number: int, run: Run) -> Iterator[tuple[str, State]]:
         """Yield the cleanups of the stores, each of which discards the old versions that it knows."""
@@ -304,13 +316,16 @@ class MergeSpec:
             if not current or (self.with_ids and current[0] != run.committed[newest - 1]):
                 continue
             horizon = newest - self.retained
-            known = {one for one in _attempts(run.known) | {*state.own} if one.store == store}
-            used = {one for a in known if a.version >= horizon for one in a.chain}
-            old = {a for a in known if a.version < horizon and a.id not in used}
+            attempts = {attempt for attempt in _attempts(run.files) | {*state.own} if attempt.store == store}
+            used = {id_ for a in attempts if a.version >= horizon for id_ in a.chain}
+            old = {a for a in attempts if a.version < horizon and a.id not in used}
             if not old <= run.discarded:
-                of = state._replace(own=tuple(attempt for attempt in state.own if attempt not in old))
+                next_state = state._replace(own=tuple(attempt for attempt in state.own if attempt not in old))
                 after = run._replace(discarded=run.discarded | old)
-                yield f"discard below {horizon} in store {store} of run {number}", _with(of, number, after)
+                yield (
+                    f"discard below {horizon} in store {store} of run {number}",
+                    _with(next_state, number, after),
+                )
 
     def _on_executor(self, state: State, number: int, run: Run) -> Iterator[tuple[str, State]]:
         """Yield the loads and listings of stores in the run's other process, and their cleanups there."""
@@ -344,80 +359,94 @@ class MergeSpec:
         # The version that it has loaded, and those that it has committed since, are tracked.
         runs = dict(enumerate(run.committed, 1))
         mine = {a for a in present if a.version >= run.moved[store] and a.run == runs.get(a.version, number)}
-        known = {a for a in _attempts(listing) | {*state.own} if a.store == store} | mine
+        attempts = {a for a in _attempts(listing) | {*state.own} if a.store == store} | mine
         horizon = newest - self.retained
-        used = {id_ for a in known if a.version >= horizon for id_ in (a.id, *a.chain)}
+        used = {id_ for a in attempts if a.version >= horizon for id_ in (a.id, *a.chain)}
         orphans = {(store, a.id) for a in present if a.version < horizon and a.id not in used}
-        old = {a for a in known if a.version < horizon and a.id not in used}
-        of = state._replace(
+        old = {a for a in attempts if a.version < horizon and a.id not in used}
+        next_state = state._replace(
             own=tuple(attempt for attempt in state.own if attempt not in old), orphans=state.orphans | orphans
         )
         # The driver's process gets the report.
         after = run._replace(discarded=run.discarded | old, listing=listing, has_read=True)
-        what = f"discard below {horizon} in store {store} on the executor of run {number}"
-        return what, _with(of, number, after)
+        label = f"discard below {horizon} in store {store} on the executor of run {number}"
+        return label, _with(next_state, number, after)
 
     def _deletable(self, run: Run) -> list[Physical]:
         """Return the physical files that have no live logical file, as far as the run knows."""
-        found: list[Physical] = []
+        deletable: list[Physical] = []
         test = any if "files with live entries are deleted" in self.faults else all
-        for physical in run.known if _is_active(run) or "ended runs delete" in self.faults else ():
-            moved = _attempts(other for other in run.known if other.name > physical.name)
+        for physical in run.files if _is_active(run) or "ended runs delete" in self.faults else ():
+            moved = _attempts(file for file in run.files if file.name > physical.name)
             # A path must not lead to an attempt again that was superseded.
             exposes = "superseded files are deleted last" not in self.faults and any(
-                self._shares_path(one.attempt, other.attempt) and other[::-1] < one[::-1]
-                for one, other in product(physical.entries, _entries(run.known))
+                self._shares_path(first.attempt, second.attempt) and second[::-1] < first[::-1]
+                for first, second in product(physical.entries, _entries(run.files))
             )
             if not exposes and test(e.attempt in run.discarded | moved for e in physical.entries):
-                found.append(physical)
-        return found
+                deletable.append(physical)
+        return deletable
 
-    def _shares_path(self, one: Attempt, other: Attempt) -> bool:
-        return one[: 3 if self.with_ids else 2] == other[: 3 if self.with_ids else 2]
+    def _shares_path(self, first: Attempt, second: Attempt) -> bool:
+        return first[: 3 if self.with_ids else 2] == second[: 3 if self.with_ids else 2]
 
     def _newest(self, physical: Iterable[Physical], at: Attempt) -> Attempt | None:
         """Return the attempt in the physical files that has the path of an attempt."""
-        found = [
+        candidates = [
             (file.newest if "version order" in self.faults else 0, entry.rank, entry.attempt)
             for file in physical
             for entry in file.entries
             if self._shares_path(entry.attempt, at)
         ]
-        return max(found)[-1] if found else None
+        return max(candidates)[-1] if candidates else None
 
-    def _found(self, state: State, version: int, known: frozenset[Physical]) -> tuple[Attempt | None, ...]:
+    def _attempts_at(
+        self, state: State, version: int, files: frozenset[Physical]
+    ) -> tuple[Attempt | None, ...]:
         """Return the attempts found at a committed version, given the known physical files."""
-        found: list[Attempt | None] = []
+        attempts: list[Attempt | None] = []
         for store in range(self.stores if version else 0):
             path = Attempt(store, version, state.committed[version - 1])
             own = next((attempt for attempt in reversed(state.own) if self._shares_path(attempt, path)), None)
-            merged = self._newest(known, path)
-            found.append((own or merged) if "own files win" in self.faults else (merged or own))
-        return tuple(found)
+            merged = self._newest(files, path)
+            attempts.append((own or merged) if "own files win" in self.faults else (merged or own))
+        return tuple(attempts)
 
     def _retained(self, state: State) -> range:
         newest = len(state.committed)
         return range(max(state.oldest, newest - self.retained), newest + 1)
 
     def _is_complete(self, state: State, version: int) -> bool:
-        there = {(one.store, one.id) for one in _attempts(state.physical) | {*state.own}} - state.orphans
-        found = self._found(state, version, state.physical)
-        return all(one and all((one.store, id_) in there for id_ in (one.id, *one.chain)) for one in found)
+        there = {
+            (attempt.store, attempt.id) for attempt in _attempts(state.physical) | {*state.own}
+        } - state.orphans
+        attempts = self._attempts_at(state, version, state.physical)
+        return all(
+            attempt and all((attempt.store, id_) in there for id_ in (attempt.id, *attempt.chain))
+            for attempt in attempts
+        )
 
     def invariants(self) -> Mapping[str, Callable[[State], bool]]:
         def whole(state: State) -> bool:
             return all(self._is_complete(state, n) for n in self._retained(state))
 
         def settled(state: State) -> bool:
-            kept = self._retained(state)
-            return all(self._found(state, n, state.physical) == state.found[n - 1] for n in kept)
+            retained = self._retained(state)
+            return all(
+                self._attempts_at(state, n, state.physical) == state.attempts_at_commit[n - 1]
+                for n in retained
+            )
 
         def committed(state: State) -> bool:
             # Without ids, a concurrent run can supersede the attempt until the version is committed.
             if self.concurrent and not self.with_ids:
                 return True
-            kept = self._retained(state)
-            return all(a and a.run == state.committed[n - 1] for n in kept for a in state.found[n - 1])
+            retained = self._retained(state)
+            return all(
+                a and a.run == state.committed[n - 1]
+                for n in retained
+                for a in state.attempts_at_commit[n - 1]
+            )
 
         def loaded(state: State) -> bool:
             return all(run.step not in ("misled", "lost") for run in state.runs)
@@ -443,12 +472,12 @@ def _attempts(physical: Iterable[Physical]) -> set[Attempt]:
 
 
 def _without(state: State, physical: Physical) -> frozenset[Physical]:
-    return frozenset(other for other in state.physical if other.name != physical.name)
+    return frozenset(file for file in state.physical if file.name != physical.name)
 
 
 def _listed(state: State, run: Run) -> Run:
     highest = max([run.highest, *(physical.sequence for physical in state.physical)])
-    return run._replace(known=state.physical, highest=highest)
+    return run._replace(files=state.physical, highest=highest)
 
 
 def _listed_there(state: State, run: Run) -> Run:

@@ -116,13 +116,21 @@ class PublicationSpec:
                 opened = _opened(state, position)
                 owner = opened.stores[position].owner
                 if state.answers < self.answers:
-                    taken = _moved(opened, owner, "memory", "taken")
-                    yield f"lose answer through store {position}", taken._replace(answers=state.answers + 1)
-                done = self._published(opened, owner, "memory")
+                    after_take = _moved(opened, owner, "memory", "taken")
+                    yield (
+                        f"lose answer through store {position}",
+                        after_take._replace(answers=state.answers + 1),
+                    )
+                after_publication = self._published(opened, owner, "memory")
                 missing = frozenset(
-                    other for other, store in enumerate(done.stores) if store.attempts[0].place != "file"
+                    index
+                    for index, store in enumerate(after_publication.stores)
+                    if store.attempts[0].place != "file"
                 )
-                yield f"publish through store {position}", done._replace(step="barrier", missing=missing)
+                yield (
+                    f"publish through store {position}",
+                    after_publication._replace(step="barrier", missing=missing),
+                )
 
     def _barrier(self, state: State) -> Iterator[tuple[str, State]]:
         if not state.missing:
@@ -132,21 +140,23 @@ class PublicationSpec:
                 # The store has gone on.
                 yield f"refuse store {position}", state._replace(step="failed")
                 continue
-            done = state._replace(missing=state.missing - {position})
-            yield from self._alone(_opened(done, position), position, 0)
+            next_state = state._replace(missing=state.missing - {position})
+            yield from self._alone(_opened(next_state, position), position, 0)
 
     def _alone(self, state: State, position: int, number: int) -> Iterator[tuple[str, State]]:
         """Yield the commit of an attempt in a file of its own."""
         store = state.stores[position]
         label = f"write attempt {number} of store {position}"
         # Those that have its name.
-        known = [
-            (other, attempt.place)
-            for other, attempt in enumerate(store.attempts)
-            if attempt.owner == store.owner and (other == number or not self.with_ids)
+        namesakes = [
+            (other_number, attempt.place)
+            for other_number, attempt in enumerate(store.attempts)
+            if attempt.owner == store.owner and (other_number == number or not self.with_ids)
         ]
-        in_memory = [(other, place) for other, place in known if place in ("memory", "taken")]
-        is_own = any(other == number for other, _ in in_memory)
+        in_memory = [
+            (other_number, place) for other_number, place in namesakes if place in ("memory", "taken")
+        ]
+        is_own = any(other_number == number for other_number, _ in in_memory)
         if is_own and "pending counts as published" in self.faults:
             yield f"answer for attempt {number} of store {position}", state
             return
@@ -158,8 +168,8 @@ class PublicationSpec:
         if number < len(store.attempts) and store.attempts[number].place == "file":
             yield label, state
             return
-        written = Attempt("written")
-        attempts = (*store.attempts[:number], written, *store.attempts[number + 1 :])
+        new_attempt = Attempt("written")
+        attempts = (*store.attempts[:number], new_attempt, *store.attempts[number + 1 :])
         yield label, _with(state, position, Store(store.owner, attempts, (*store.files, number)))
 
     def _published(self, state: State, owner: int, place: str) -> State:

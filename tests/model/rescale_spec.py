@@ -50,12 +50,12 @@ class RescaleSpec:
     files protects them.
     """
 
-    wanted: tuple[int | None, ...] = (2, 3)
+    partitions: tuple[int | None, ...] = (2, 3)
     batches: int = 4
     faults: frozenset[str] = frozenset()
 
     def init(self) -> Iterator[State]:
-        drivers = tuple(Driver() for _ in self.wanted)
+        drivers = tuple(Driver() for _ in self.partitions)
         for planned in ((2,), (2, 2)):
             yield State(planned, (2,), None, drivers)
 
@@ -66,15 +66,19 @@ class RescaleSpec:
         for number, driver in enumerate(state.drivers):
             if driver.step != "off":
                 yield f"kill {number}", state._replace(drivers=put(state.drivers, number, Driver()))
-            others = any(other.step != "off" for other in state.drivers if other is not driver)
-            if driver.step == "off" and others and None in self.wanted:
+            others_run = any(
+                other_driver.step != "off" for other_driver in state.drivers if other_driver is not driver
+            )
+            if driver.step == "off" and others_run and None in self.partitions:
                 continue
-            for label, after, to in self._step(state, driver, self.wanted[number]):
+            for label, after, to in self._step(state, driver, self.partitions[number]):
                 yield f"{label} by {number}", after._replace(drivers=put(state.drivers, number, to))
 
-    def _step(self, state: State, driver: Driver, wanted: int | None) -> Iterator[tuple[str, State, Driver]]:
+    def _step(
+        self, state: State, driver: Driver, partitions: int | None
+    ) -> Iterator[tuple[str, State, Driver]]:
         if driver.step == "off":
-            yield from self._start(state, wanted)
+            yield from self._start(state, partitions)
         elif driver.step == "rescale" and driver.begun is not None:
             # The log that a running query writes, too: one of both is first.
             is_free = driver.begun.entry == len(state.offsets) and state.journal is None
@@ -89,7 +93,7 @@ class RescaleSpec:
         elif driver.step == "apply" and driver.begun is not None:
             yield from self._apply(state, driver, driver.begun)
         elif driver.step == "read":
-            is_counted = wanted is not None and "ids not counted" not in self.faults
+            is_counted = partitions is not None and "ids not counted" not in self.faults
             # The commit log is read after the log of offsets.
             loaded = driver.loaded or state.commits[-1]
             if is_counted and loaded != driver.count:
@@ -105,20 +109,20 @@ class RescaleSpec:
         elif driver.step == "next" and len(state.commits) < self.batches:
             yield from self._plan(state, driver._replace(batch=driver.batch + 1, loaded=driver.count))
 
-    def _start(self, state: State, wanted: int | None) -> Iterator[tuple[str, State, Driver]]:
+    def _start(self, state: State, partitions: int | None) -> Iterator[tuple[str, State, Driver]]:
         if state.journal is not None and "journal of its own" not in self.faults:
-            if wanted is not None:
+            if partitions is not None:
                 yield "find journal", state, Driver("apply", begun=state.journal)
             return
         newest, committed = state.offsets[-1], state.commits[-1]
         is_equal = len(state.offsets) > len(state.commits) or newest == committed
-        if wanted is not None and (wanted != newest or not is_equal):
+        if partitions is not None and (partitions != newest or not is_equal):
             last = len(state.commits) - 1
             planned = range(last, last + 1 if "planned batch kept" in self.faults else len(state.offsets))
             yield (
                 "begin",
                 state,
-                Driver("rescale", begun=Journal(len(state.offsets), wanted, (*planned,), last)),
+                Driver("rescale", begun=Journal(len(state.offsets), partitions, (*planned,), last)),
             )
             return
         batch = len(state.commits)
@@ -137,8 +141,8 @@ class RescaleSpec:
             yield "lose", state, Driver()
 
     def _apply(self, state: State, driver: Driver, begun: Journal) -> Iterator[tuple[str, State, Driver]]:
-        found = state.journal
-        is_there = found is not None and (found.entry, found.count) == (begun.entry, begun.count)
+        journal = state.journal
+        is_there = journal is not None and (journal.entry, journal.count) == (begun.entry, begun.count)
         if not is_there and not self.faults & {"late process goes on", "no journal"}:
             # Another process was faster; the query may have gone on.
             yield "stop late", state, Driver()
@@ -147,9 +151,9 @@ class RescaleSpec:
             rest = begun._replace(commit=-1)
             yield "change commit", state._replace(commits=commits), driver._replace(begun=rest)
         elif begun.offsets:
-            position, *others = begun.offsets
+            position, *later_positions = begun.offsets
             offsets = put(state.offsets, position, begun.count)
-            rest = begun._replace(offsets=(*others,))
+            rest = begun._replace(offsets=(*later_positions,))
             yield "change offsets", state._replace(offsets=offsets), driver._replace(begun=rest)
         else:
             # It deletes the file of that number, whatever it is.

@@ -49,7 +49,7 @@ class Clean(NamedTuple):
     copies: frozenset[int] = frozenset()
     files: frozenset[Stream] = frozenset()
     # The previous index, if a load has replaced it concurrently.
-    known: frozenset[int] | None = None
+    index: frozenset[int] | None = None
 
 
 class Executor(NamedTuple):
@@ -63,7 +63,7 @@ class Executor(NamedTuple):
     base: Stream | None = None
     # Attempts whose streams it tracks, own attempts that others may have replaced, and whether the index is
     # complete.
-    known: frozenset[int] = frozenset()
+    index: frozenset[int] = frozenset()
     unverified: frozenset[int] = frozenset()
     complete: bool = False
     task: Task | None = None
@@ -78,11 +78,11 @@ class State(NamedTuple):
     copies: frozenset[int]
     files: frozenset[Stream]
     attempts: tuple[Attempt, ...]
-    done: frozenset[int]
+    finished_attempts: frozenset[int]
     # The committed attempt at each version: the driver's commit log.
     committed: tuple[int, ...]
     # The metadata under the version's name when it was committed.
-    found: tuple[int, ...]
+    attempts_at_commit: tuple[int, ...]
     executors: tuple[Executor, ...]
     snapshots: int = 0
     rollbacks: int = 0
@@ -144,24 +144,31 @@ class StoreSpec:
 
     def _drive(self, state: State) -> Iterator[tuple[str, State]]:
         version = len(state.committed) + 1
-        for attempt_id in sorted(state.done):
+        for attempt_id in sorted(state.finished_attempts):
             if state.attempts[attempt_id].version == version:
                 after = state._replace(committed=(*state.committed, attempt_id))
-                found = self._served(after, version)
-                yield f"accept {attempt_id} as version {version}", after._replace(found=(*state.found, found))
+                stored_id = self._served(after, version)
+                yield (
+                    f"accept {attempt_id} as version {version}",
+                    after._replace(attempts_at_commit=(*state.attempts_at_commit, stored_id)),
+                )
         if state.rollbacks < self.rollbacks and len(state.committed) > 1:
-            kept = len(state.committed) - 1
+            target = len(state.committed) - 1
             # A rollback to an incomplete version is refused. A concurrent cleanup is an assumption, see
             # INVARIANTS.md.
-            if not self._is_whole(state, self._served(state, kept)) or any(e.clean for e in state.executors):
+            if not self._is_whole(state, self._served(state, target)) or any(
+                e.clean for e in state.executors
+            ):
                 return
             # A new run of the query: no task uses the executors' state of the old run.
             yield (
-                f"rollback to version {kept}",
+                f"rollback to version {target}",
                 state._replace(
-                    committed=state.committed[:kept],
-                    found=state.found[:kept],
-                    executors=tuple(one._replace(version=NONE, attempt_id=NONE) for one in state.executors),
+                    committed=state.committed[:target],
+                    attempts_at_commit=state.attempts_at_commit[:target],
+                    executors=tuple(
+                        executor._replace(version=NONE, attempt_id=NONE) for executor in state.executors
+                    ),
                     rollbacks=state.rollbacks + 1,
                 ),
             )
@@ -173,22 +180,22 @@ class StoreSpec:
         if version > self.versions or len(state.attempts) >= self.attempts:
             return
         alone = self.contended is not None and version not in self.contended
-        if alone and any(made.version == version for made in state.attempts):
+        if alone and any(attempt.version == version for attempt in state.attempts):
             return
         parent = state.committed[-1] if state.committed else NONE
         if executor.version == version - 1 and (not self.with_ids or executor.attempt_id == parent):
             parent = executor.attempt_id
         else:
             parent = self._served(state, version - 1) if version > 1 else NONE
-            known = frozenset() if parent == NONE else frozenset([parent])
+            index = frozenset() if parent == NONE else frozenset([parent])
             clean = executor.clean
-            if clean is not None and clean.known is None:
-                clean = clean._replace(known=executor.known)
+            if clean is not None and clean.index is None:
+                clean = clean._replace(index=executor.index)
             executor = executor._replace(
                 version=version - 1,
                 attempt_id=parent,
                 base=None,
-                known=known,
+                index=index,
                 unverified=frozenset(),
                 complete=False,
                 clean=clean,
@@ -201,11 +208,11 @@ class StoreSpec:
             begun = executor._replace(committed=(version - 1, parent), task=Task(attempt_id, write))
             if executor.base is not None and len(chain) > 1:
                 begun = begun._replace(task=Task(attempt_id, "find the base"))
-            made = (*state.attempts, Attempt(version, parent, chain))
+            attempts = (*state.attempts, Attempt(version, parent, chain))
             yield (
                 f"start attempt {attempt_id} at version {version} on {number}, from {parent}"
                 + (", of everything" if len(chain) < len(before) + 1 else ""),
-                _with(state._replace(attempts=made), number, begun),
+                _with(state._replace(attempts=attempts), number, begun),
             )
 
     def _commit(
@@ -213,83 +220,89 @@ class StoreSpec:
     ) -> Iterator[tuple[str, State]]:
         attempt_id = state.attempts[task.attempt_id]
         name = self._name(attempt_id.version, task.attempt_id)
-        what = f"attempt {task.attempt_id} of {number}"
+        label = f"attempt {task.attempt_id} of {number}"
         current = dict(state.metadata).get(name, NONE)
 
-        def continued(step: str, of: State = state, present: int = task.present) -> State:
-            return _with(of, number, executor._replace(task=Task(task.attempt_id, step, present)))
+        def continued(step: str, next_state: State = state, present: int = task.present) -> State:
+            return _with(next_state, number, executor._replace(task=Task(task.attempt_id, step, present)))
 
-        def ends(of: State) -> State:
+        def ends(next_state: State) -> State:
             orphans = task.step in ("check", "replace")
-            done = executor._replace(
+            next_executor = executor._replace(
                 version=attempt_id.version,
                 attempt_id=task.attempt_id,
-                known=executor.known | {task.attempt_id},
+                index=executor.index | {task.attempt_id},
                 unverified=executor.unverified if self.with_ids else executor.unverified | {task.attempt_id},
                 complete=executor.complete and not orphans,
                 base=None,
                 task=None,
             )
-            return _with(of._replace(done=of.done | {task.attempt_id}), number, done)
+            return _with(
+                next_state._replace(finished_attempts=next_state.finished_attempts | {task.attempt_id}),
+                number,
+                next_executor,
+            )
 
         write = "create" if self.inside else "write"
         if task.step == "find the base":
             base = executor.base
             assert base is not None
             oldest = 0 if "old base" in self.faults else attempt_id.version - 1 - self.retained
-            taken = base in state.files and base[2] >= oldest
+            uses_base = base in state.files and base[2] >= oldest
             since = base[1][1] if base[0] == "run" else 0
             if base[0] == "run" and "overtaken run" not in self.faults:
                 # A full commit may have overtaken it.
-                taken = taken and _version(state, attempt_id.chain[0]) <= since
-            executor = executor._replace(complete=executor.complete and taken)
-            of = state
-            if taken:
+                uses_base = uses_base and _version(state, attempt_id.chain[0]) <= since
+            executor = executor._replace(complete=executor.complete and uses_base)
+            next_state = state
+            if uses_base:
                 chain = (
                     *(s for s in attempt_id.chain if _version(state, s) <= since),
                     base,
                     *(s for s in attempt_id.chain if _version(state, s) > base[2]),
                 )
-                made = put(state.attempts, task.attempt_id, attempt_id._replace(chain=chain))
-                of = state._replace(attempts=made)
-            yield f"base {'taken' if taken else 'not taken'} by {what}", continued(write, of)
+                attempts = put(state.attempts, task.attempt_id, attempt_id._replace(chain=chain))
+                next_state = state._replace(attempts=attempts)
+            yield f"base {'taken' if uses_base else 'not taken'} by {label}", continued(write, next_state)
         elif task.step == "write":
-            of = state._replace(files=state.files | {("file", task.attempt_id)})
+            next_state = state._replace(files=state.files | {("file", task.attempt_id)})
             if "metadata first" in self.faults:
-                yield f"write file of {what}", ends(of)
+                yield f"write file of {label}", ends(next_state)
             else:
-                yield f"write file of {what}", continued("create", of)
+                yield f"write file of {label}", continued("create", next_state)
         elif task.step == "create":
             if current == NONE or "overwrite" in self.faults:
-                of = self._replaced(state, name, task.attempt_id)
+                next_state = self._replaced(state, name, task.attempt_id)
                 if "metadata first" in self.faults and not self.inside:
-                    of = of._replace(done=of.done | {task.attempt_id})
-                    yield f"create metadata of {what}", continued("write", of)
+                    next_state = next_state._replace(
+                        finished_attempts=next_state.finished_attempts | {task.attempt_id}
+                    )
+                    yield f"create metadata of {label}", continued("write", next_state)
                 else:
-                    yield f"create metadata of {what}", ends(of)
+                    yield f"create metadata of {label}", ends(next_state)
             else:
-                yield f"exists for {what}: {current}", continued("copy present", present=current)
+                yield f"exists for {label}: {current}", continued("copy present", present=current)
         elif task.step == "copy present":
             copies = state.copies if "present not copied" in self.faults else state.copies | {task.present}
-            yield f"copy {task.present} by {what}", continued("copy own", state._replace(copies=copies))
+            yield f"copy {task.present} by {label}", continued("copy own", state._replace(copies=copies))
         elif task.step == "copy own":
             copies = state.copies if "own not copied" in self.faults else state.copies | {task.attempt_id}
-            yield f"copy {task.attempt_id} by {what}", continued("check", state._replace(copies=copies))
+            yield f"copy {task.attempt_id} by {label}", continued("check", state._replace(copies=copies))
         elif task.step == "check":
             # One step with the next one, except for the fault: INVARIANTS.md describes the remaining window.
             if len(state.committed) >= attempt_id.version and "no check" not in self.faults:
                 failed = executor._replace(task=None, complete=False)
-                yield f"refuse {what}", _with(state, number, failed)
+                yield f"refuse {label}", _with(state, number, failed)
             elif "slow check" in self.faults:
-                yield f"check of {what}", continued("replace")
+                yield f"check of {label}", continued("replace")
             else:
-                yield f"replace metadata by {what}", ends(self._replaced(state, name, task.attempt_id))
+                yield f"replace metadata by {label}", ends(self._replaced(state, name, task.attempt_id))
         else:
-            yield f"replace metadata by {what}", ends(self._replaced(state, name, task.attempt_id))
+            yield f"replace metadata by {label}", ends(self._replaced(state, name, task.attempt_id))
 
     def _replaced(self, state: State, name: Name, attempt_id: int) -> State:
-        kept = {(known, by) for known, by in state.metadata if known != name}
-        return state._replace(metadata=frozenset(kept | {(name, attempt_id)}))
+        other_entries = {(other_name, by) for other_name, by in state.metadata if other_name != name}
+        return state._replace(metadata=frozenset(other_entries | {(name, attempt_id)}))
 
     # Snapshots
 
@@ -298,12 +311,12 @@ class StoreSpec:
             version, attempt_id, since = executor.snapshot
             kind = ("run", (state.snapshots, since)) if self.runs else ("snapshot", state.snapshots)
             base: Stream = (*kind, version, attempt_id)
-            of = state._replace(files=state.files | {base}, snapshots=state.snapshots + 1)
+            next_state = state._replace(files=state.files | {base}, snapshots=state.snapshots + 1)
             # A snapshot of an undone version is not needed.
-            kept = base if executor.version >= version else None
+            next_base = base if executor.version >= version else None
             yield (
                 f"end snapshot of version {version} on {number}",
-                _with(of, number, executor._replace(snapshot=None, base=kept)),
+                _with(next_state, number, executor._replace(snapshot=None, base=next_base)),
             )
         elif executor.version > 0 and executor.base is None and state.snapshots < self.snapshots:
             ends = [0]
@@ -312,8 +325,8 @@ class StoreSpec:
                 ends = [end for s in chain if (end := _version(state, s)) < executor.version]
             for since in ends:
                 begun = executor._replace(snapshot=(executor.version, executor.attempt_id, since))
-                what = f"run since {since}" if self.runs else "snapshot"
-                yield f"begin {what} of version {executor.version} on {number}", _with(state, number, begun)
+                stream = f"run since {since}" if self.runs else "snapshot"
+                yield f"begin {stream} of version {executor.version} on {number}", _with(state, number, begun)
 
     # Cleanups
 
@@ -327,8 +340,8 @@ class StoreSpec:
                     horizon = min(horizon, waiting[0])
             if horizon > 0 and state.cleanups < self.cleanups:
                 begun = executor._replace(clean=Clean("current", newest, attempt_id, horizon))
-                of = state._replace(cleanups=state.cleanups + 1)
-                yield f"begin cleanup below {horizon} on {number}", _with(of, number, begun)
+                next_state = state._replace(cleanups=state.cleanups + 1)
+                yield f"begin cleanup below {horizon} on {number}", _with(next_state, number, begun)
         elif clean.step == "current":
             current = dict(state.metadata).get(self._name(clean.newest, clean.attempt_id), NONE)
             if current != clean.attempt_id:
@@ -355,22 +368,22 @@ class StoreSpec:
             )
             yield f"list on {number}", _with(state, number, executor._replace(clean=listed))
         elif clean.step == "read":
-            kept = {name for name, _ in clean.listed if name[0] >= clean.horizon}
-            found = {by for name, by in state.metadata if name in kept}
-            found |= {a for a in clean.copies & state.copies if state.attempts[a].version >= clean.horizon}
+            retained_names = {name for name, _ in clean.listed if name[0] >= clean.horizon}
+            attempts = {by for name, by in state.metadata if name in retained_names}
+            attempts |= {a for a in clean.copies & state.copies if state.attempts[a].version >= clean.horizon}
             step = clean._replace(step="metadata")
-            if clean.known is None:
-                read = executor._replace(known=executor.known | found, clean=step)
+            if clean.index is None:
+                next_executor = executor._replace(index=executor.index | attempts, clean=step)
             else:
-                read = executor._replace(clean=step._replace(known=clean.known | found))
-            yield f"read on {number}", _with(state, number, read)
+                next_executor = executor._replace(clean=step._replace(index=clean.index | attempts))
+            yield f"read on {number}", _with(state, number, next_executor)
         elif clean.step == "metadata":
             used = self._used(state, executor, clean)
             inside = {state.attempts[s[-1]].version for s in used if s[0] == "inside"}
             names = {name for name, _ in clean.listed}
-            names |= {self._name(state.attempts[a].version, a) for a in _known(executor)}
+            names |= {self._name(state.attempts[a].version, a) for a in _index(executor)}
             gone = {n for n in names if n[0] < clean.horizon and n[0] not in inside}
-            of = state._replace(
+            next_state = state._replace(
                 metadata=frozenset((n, a) for n, a in state.metadata if n not in gone),
                 copies=frozenset(
                     a for a in state.copies if self._name(state.attempts[a].version, a) not in gone
@@ -378,11 +391,11 @@ class StoreSpec:
             )
             yield (
                 f"discard versions {sorted(gone)} on {number}",
-                _with(of, number, executor._replace(clean=clean._replace(step="streams"))),
+                _with(next_state, number, executor._replace(clean=clean._replace(step="streams"))),
             )
         else:
             used = self._used(state, executor, clean)
-            registered = {s for a in _known(executor) for s in state.attempts[a].chain}
+            registered = {s for a in _index(executor) for s in state.attempts[a].chain}
             orphans = {
                 s
                 for s in clean.files
@@ -390,11 +403,11 @@ class StoreSpec:
                 and (_version(state, s) < clean.horizon or "young orphans" in self.faults)
             }
             gone_streams = (registered | orphans) - used
-            known = frozenset(a for a in executor.known if state.attempts[a].version >= clean.horizon)
-            of = state._replace(files=state.files - gone_streams)
+            index = frozenset(a for a in executor.index if state.attempts[a].version >= clean.horizon)
+            next_state = state._replace(files=state.files - gone_streams)
             yield (
                 f"discard streams {sorted(map(str, gone_streams & state.files))} on {number}",
-                _with(of, number, executor._replace(clean=None, known=known)),
+                _with(next_state, number, executor._replace(clean=None, index=index)),
             )
 
     def _has_accepted(self, state: State, clean: Clean) -> bool:
@@ -409,7 +422,7 @@ class StoreSpec:
         # An attempt is unknown until its metadata is published; its executor tracks it then.
         return {
             stream
-            for attempt_id in _known(executor)
+            for attempt_id in _index(executor)
             if state.attempts[attempt_id].version >= clean.horizon
             for stream in state.attempts[attempt_id].chain
         }
@@ -444,15 +457,15 @@ class StoreSpec:
 
         def settled(state: State) -> bool:
             return all(
-                version == 0 or self._served(state, version) == state.found[version - 1]
+                version == 0 or self._served(state, version) == state.attempts_at_commit[version - 1]
                 for version in promised(state)
             )
 
         def applied(state: State) -> bool:
-            return all(_is_continuous(state, state.attempts[a].chain) for a in state.done)
+            return all(_is_continuous(state, state.attempts[a].chain) for a in state.finished_attempts)
 
         def committed(state: State) -> bool:
-            return not self.with_ids or state.found == state.committed
+            return not self.with_ids or state.attempts_at_commit == state.committed
 
         return {
             "committed versions are complete": whole,
@@ -462,9 +475,9 @@ class StoreSpec:
         }
 
 
-def _known(executor: Executor) -> frozenset[int]:
+def _index(executor: Executor) -> frozenset[int]:
     clean = executor.clean
-    return executor.known if clean is None or clean.known is None else clean.known
+    return executor.index if clean is None or clean.index is None else clean.index
 
 
 def _version(state: State, stream: Stream) -> int:

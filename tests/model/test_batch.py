@@ -44,14 +44,14 @@ class Unreached(BatchSpec):
 
 @pytest.mark.parametrize("spec", HOLDS.values(), ids=HOLDS)
 def test_batch_protocol_holds_in_every_interleaving(spec: BatchSpec) -> None:
-    found = passes(spec)
+    result = passes(spec)
     # The scenario must actually occur.
     expected = {"begin", "start", "hand", "publish", "accept", "pass", "commit"}
     expected |= {"fail", "reject"} if spec.failures else set()
     expected |= {"end"} if spec.runs > 1 else set()
     expected |= {"kill"} if spec.kills else set()
     expected |= {"conflict"} if spec.concurrent else set()
-    assert expected <= found.labels
+    assert expected <= result.labels
 
 
 LARGER = {

@@ -40,22 +40,24 @@ class Puzzle:
 
 
 def test_checker_finds_the_shortest_counterexample() -> None:
-    found = check(Puzzle(4)).counterexample
-    assert found is not None
-    assert len(found.labels) == 6
-    assert found.states[0] == (0, 0)
-    assert 4 in found.states[-1]
-    for before, label, after in zip(found.states, found.labels, found.states[1:], strict=False):
+    counterexample = check(Puzzle(4)).counterexample
+    assert counterexample is not None
+    assert len(counterexample.labels) == 6
+    assert counterexample.states[0] == (0, 0)
+    assert 4 in counterexample.states[-1]
+    for before, label, after in zip(
+        counterexample.states, counterexample.labels, counterexample.states[1:], strict=False
+    ):
         assert dict(Puzzle(4).next(before))[label] == after
-    assert "never so many" in str(found)
+    assert "never so many" in str(counterexample)
 
 
 def test_checker_visits_every_state_once_and_counts_steps() -> None:
-    found = check(Puzzle(6))
-    assert found.counterexample is None
-    assert found.states == 16
-    assert found.depth == 7
-    assert found.labels == {"fill", "empty", "pour"}
+    result = check(Puzzle(6))
+    assert result.counterexample is None
+    assert result.states == 16
+    assert result.depth == 7
+    assert result.labels == {"fill", "empty", "pour"}
 
 
 def test_checker_fails_if_the_bound_is_too_small() -> None:

@@ -14,9 +14,9 @@ SPEC = ClusterSpec(stores=1)
 
 @pytest.mark.parametrize("spec", [SPEC, ClusterSpec(retries=0), ClusterSpec(kills=0)], ids=str)
 def test_cluster_protocol_holds_in_every_interleaving(spec: ClusterSpec) -> None:
-    found = passes(spec)
+    result = passes(spec)
     expected = {"start", "hand", "send", "accept", "publish", "commit"}
-    assert expected | ({"kill"} if spec.kills else set()) == found.labels
+    assert expected | ({"kill"} if spec.kills else set()) == result.labels
 
 
 @pytest.mark.soak
@@ -37,5 +37,5 @@ def test_cluster_protocol_holds_in_longer_interleavings(spec: ClusterSpec) -> No
     ],
 )
 def test_cluster_protocol_fails_with_defect(fault: str, invariant: str) -> None:
-    found = fails(SPEC, fault)
-    assert found.invariant == invariant, str(found)
+    counterexample = fails(SPEC, fault)
+    assert counterexample.invariant == invariant, str(counterexample)

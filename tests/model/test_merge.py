@@ -74,7 +74,7 @@ class Unreached(MergeSpec):
     [pytest.param(spec, id=name, marks=[pytest.mark.soak] * (name in LONG)) for name, spec in HOLDS.items()],
 )
 def test_merge_protocol_holds_in_every_interleaving(spec: MergeSpec) -> None:
-    found = passes(spec)
+    result = passes(spec)
     # The scenario must actually occur.
     expected = {"begin", "list", "load", "publish", "commit", "discard"}
     expected |= {"move"} if spec.executor else {"delete"}
@@ -85,7 +85,7 @@ def test_merge_protocol_holds_in_every_interleaving(spec: MergeSpec) -> None:
     expected |= {"create"} if "t" in spec.modes else set()
     expected |= {"conflict"} if spec.concurrent else set()
     expected |= {"refuse"} if spec.concurrent and not spec.with_ids else set()
-    assert expected <= found.labels
+    assert expected <= result.labels
 
 
 LARGER_SCENARIOS = {
@@ -258,7 +258,7 @@ def test_v1_run_paused_between_check_and_create_supersedes_a_committed_version()
 @pytest.mark.parametrize("modes", ["bt", "tb"])
 def test_v1_rollback_beyond_retention_finds_a_file_of_a_concurrent_run_in_task_mode(modes: str) -> None:
     spec = replace(CONCURRENT, modes=modes, rollbacks=1)
-    found = fails(spec)
-    assert found.invariant == SETTLED
-    assert found.labels[-1].startswith("rollback")
+    counterexample = fails(spec)
+    assert counterexample.invariant == SETTLED
+    assert counterexample.labels[-1].startswith("rollback")
     passes(replace(spec, retained=1, rolls_beyond=False))

@@ -22,10 +22,10 @@ FULL = {"v1": replace(V1, retries=1, answers=1), "v2": replace(V2, retries=1, an
 
 @pytest.mark.parametrize("spec", FULL.values(), ids=FULL)
 def test_publication_holds_in_every_interleaving(spec: PublicationSpec) -> None:
-    found = passes(spec)
+    result = passes(spec)
     # The scenario must actually occur.
     expected = {"add", "close", "forget", "publish", "lose", "end", "fail", "write", "refuse", "commit"}
-    assert expected <= found.labels
+    assert expected <= result.labels
 
 
 both = pytest.mark.parametrize("spec", [V1, V2], ids=["v1", "v2"])

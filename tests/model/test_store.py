@@ -78,7 +78,7 @@ HOLDS = {
 
 @pytest.mark.parametrize("spec", HOLDS.values(), ids=HOLDS)
 def test_store_protocol_holds_in_every_interleaving(spec: StoreSpec) -> None:
-    found = passes(spec)
+    result = passes(spec)
     # The scenario must actually occur.
     expected = {"start", "create", "accept"}
     expected |= set() if spec.with_ids else {"exists", "copy", "replace", "refuse"}
@@ -86,7 +86,7 @@ def test_store_protocol_holds_in_every_interleaving(spec: StoreSpec) -> None:
     expected |= {"rollback", "log"} if spec.rollbacks else set()
     expected |= {"base"} if spec.snapshots else set()
     expected |= {"crash"} if spec.crashes else set()
-    assert expected <= found.labels
+    assert expected <= result.labels
 
 
 LARGER = {

@@ -18,7 +18,7 @@ KINDS = ("python", "scala")
 
 def mutants_of(kinds: Sequence[str]) -> list[Mutant]:
     """Return the mutants of some kinds."""
-    return [one for kind in kinds for one in importlib.import_module(f"tests.mutants.{kind}").MUTANTS]
+    return [mutant for kind in kinds for mutant in importlib.import_module(f"tests.mutants.{kind}").MUTANTS]
 
 
 def as_markdown(results: Mapping[Mutant, Result]) -> str:
@@ -28,9 +28,9 @@ def as_markdown(results: Mapping[Mutant, Result]) -> str:
         "|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {one.name} | `{one.path}` | {one.guarantee} | {result.outcome} | {result.seconds:.0f} | "
+        f"| {mutant.name} | `{mutant.path}` | {mutant.guarantee} | {result.outcome} | {result.seconds:.0f} | "
         f"{result.failed} |"
-        for one, result in results.items()
+        for mutant, result in results.items()
     ]
     killed = sum(result.outcome.is_killed for result in results.values())
     return "\n".join([f"{killed} of {len(results)} mutants are killed.", "", *lines, ""])
@@ -39,7 +39,7 @@ def as_markdown(results: Mapping[Mutant, Result]) -> str:
 def run(chosen: Sequence[Mutant], copy: Copy, results_file: str | None) -> bool:
     """Run mutants and return True if all are killed."""
     before: dict[tuple[str, ...], Result] = {}
-    for tests in dict.fromkeys(one.tests for one in chosen):
+    for tests in dict.fromkeys(mutant.tests for mutant in chosen):
         before[tests] = copy.test(tests)
         passed = before[tests].outcome is Outcome.SURVIVED
         print(
@@ -49,13 +49,13 @@ def run(chosen: Sequence[Mutant], copy: Copy, results_file: str | None) -> bool:
         if not passed:
             print(before[tests].output, flush=True)
     results: dict[Mutant, Result] = {}
-    for one in chosen:
-        if before[one.tests].outcome is Outcome.SURVIVED:
-            result = copy.test_mutant(one)
+    for mutant in chosen:
+        if before[mutant.tests].outcome is Outcome.SURVIVED:
+            result = copy.test_mutant(mutant)
         else:
             result = Result(Outcome.BROKEN_BEFORE, 0)
-        results[one] = result
-        print(f"{result.outcome:22} {result.seconds:6.1f} s  {one.name}", flush=True)
+        results[mutant] = result
+        print(f"{result.outcome:22} {result.seconds:6.1f} s  {mutant.name}", flush=True)
         if result.outcome in (Outcome.NOT_COMPILED, Outcome.NOT_RUN):
             print(result.output, flush=True)
         if results_file:
@@ -70,16 +70,16 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="run these mutants")
     parser.add_argument("--kind", choices=KINDS, help="run the mutants of one language")
     parser.add_argument("--results", metavar="FILE", help="write a table in Markdown")
-    asked = parser.parse_args()
-    chosen = mutants_of([asked.kind] if asked.kind else KINDS)
-    if asked.only:
-        if unknown := set(asked.only) - {one.name for one in chosen}:
+    arguments = parser.parse_args()
+    chosen = mutants_of([arguments.kind] if arguments.kind else KINDS)
+    if arguments.only:
+        if unknown := set(arguments.only) - {mutant.name for mutant in chosen}:
             parser.error(f"there are no mutants {', '.join(sorted(unknown))}")
-        chosen = [one for one in chosen if one.name in asked.only]
+        chosen = [mutant for mutant in chosen if mutant.name in arguments.only]
     # So that the tests are stopped, and the copy is removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
-        sys.exit(not run(chosen, Copy(Path(directory)), asked.results))
+        sys.exit(not run(chosen, Copy(Path(directory)), arguments.results))
 
 
 if __name__ == "__main__":

@@ -102,7 +102,9 @@ class Copy:
         self._environment = os.environ | {
             "HYPOTHESIS_PROFILE": "faults",
             "PYSPARK_PYTHON": sys.executable,
-            "PYTHONPATH": os.pathsep.join([str(self._root), *(one for one in path if one != str(ROOT))]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(self._root), *(entry for entry in path if entry != str(ROOT))]
+            ),
         }
         self._require_own_package()
         if self._compile():
@@ -115,7 +117,7 @@ class Copy:
         """Run tests."""
         begun = time.monotonic()
         code, output = self._run([*_PYTEST, *tests], LIMIT_SECONDS)
-        failed = found[1] if (found := _FAILED.search(output)) else ""
+        failed = match[1] if (match := _FAILED.search(output)) else ""
         outcome = {0: Outcome.SURVIVED, 1: Outcome.KILLED, None: Outcome.TIMED_OUT}.get(code, Outcome.NOT_RUN)
         return Result(outcome, time.monotonic() - begun, failed, output[-4000:])
 
