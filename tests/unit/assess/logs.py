@@ -30,8 +30,8 @@ def progress(log: Path = HDFS_LOG) -> list[Event]:
 
 
 def query(log: Path = HDFS_LOG) -> Query:
-    (found,) = read_queries(EventLog(str(log)))
-    return found
+    (only_query,) = read_queries(EventLog(str(log)))
+    return only_query
 
 
 def write(path: Path, lines: Iterable[Any]) -> Path:

@@ -45,9 +45,9 @@ def test_truncated_compressed_log_has_its_first_events(tmp_path: Path, codec: st
     path.write_bytes(content[: int(len(content) * share)])
     log = EventLog(str(path))
     whole = events() if codec == "zstd" else [{"Event": PROGRESS, "progress": each} for each in progress()]
-    found = list(log.events())
-    assert found == whole[: len(found)]
-    assert 0 < len(found) < len(whole)
+    first_events = list(log.events())
+    assert first_events == whole[: len(first_events)]
+    assert 0 < len(first_events) < len(whole)
     assert not log.is_complete
 
 
@@ -63,16 +63,16 @@ def test_last_line_may_end_in_the_middle(tmp_path: Path) -> None:
 
 
 def test_rolling_log_is_read_in_the_order_of_its_numbers(tmp_path: Path) -> None:
-    found = events()
+    all_events = events()
     directory = tmp_path / "eventlog_v2_local-1"
     directory.mkdir()
     (directory / "appstatus_local-1.inprogress").touch()
     for number in range(1, 12):
-        write(directory / f"events_{number}_local-1", found[(number - 1) * 50 : number * 50])
-    assert read(directory) == found[:550]
+        write(directory / f"events_{number}_local-1", all_events[(number - 1) * 50 : number * 50])
+    assert read(directory) == all_events[:550]
     # Spark leaves one file for all events up to a number, and may not have deleted the others yet.
-    write(directory / "events_3_local-1.compact", found[:1])
-    assert read(directory) == [*found[:1], *found[150:550]]
+    write(directory / "events_3_local-1.compact", all_events[:1])
+    assert read(directory) == [*all_events[:1], *all_events[150:550]]
 
 
 def test_compressed_rolling_log_is_read(tmp_path: Path) -> None:

@@ -39,25 +39,25 @@ def test_estimate_from_a_real_run_is_near_the_run_on_this_store(log: Path) -> No
 
 
 def test_first_batches_do_not_count() -> None:
-    found = query()
-    assert [len(assess_query(found, skip=skip).counted) for skip in (None, 0, 5, 40, 1000)] == [
+    long_query = query()
+    assert [len(assess_query(long_query, skip=skip).counted) for skip in (None, 0, 5, 40, 1000)] == [
         31,
         41,
         36,
         1,
         1,
     ]
-    short = replace(found, batches=found.batches[:6])
+    short = replace(long_query, batches=long_query.batches[:6])
     assert [batch.number for batch in assess_query(short).counted] == [2, 3, 4, 5]
-    one = replace(found, batches=found.batches[:1])
-    assert [batch.number for batch in assess_query(one).counted] == [0]
+    first_batch = replace(long_query, batches=long_query.batches[:1])
+    assert [batch.number for batch in assess_query(first_batch).counted] == [0]
 
 
 @pytest.mark.parametrize("log", [HDFS_LOG, ROCKSDB_LOG, OUR_LOG])
 def test_parts_of_a_batch_are_its_time(log: Path) -> None:
-    found = query(log)
-    for batch in found.batches:
-        parts = assess_query(replace(found, batches=[batch])).parts
+    logged_query = query(log)
+    for batch in logged_query.batches:
+        parts = assess_query(replace(logged_query, batches=[batch])).parts
         names = ("planning", "logs", *STATE, "other")
         assert sum(getattr(parts, name) for name in names) == pytest.approx(batch.milliseconds, rel=0.01)
 
@@ -72,14 +72,14 @@ def batch_of(rows: int = 8_000, tasks: TaskTimes | None = None, **custom: int) -
 TASKS = TaskTimes(8, 1100, 1200, 400, 100, 500, 60, 1000, 1600)
 
 
-def of(provider: str, *batches: Batch, **more: Any) -> Query:
+def query_of(provider: str, *batches: Batch, **more: Any) -> Query:
     return Query("log", "id", "run", "name", provider, batches=list(batches), **more)
 
 
 def test_times_of_tasks_are_divided_by_the_tasks_at_a_time() -> None:
-    parts = assess_query(of(ROCKSDB, batch_of(tasks=TASKS))).parts
+    parts = assess_query(query_of(ROCKSDB, batch_of(tasks=TASKS))).parts
     assert parts == Parts(1000, 50, 100, 50, 200, 50, 250, 300, 30)
-    estimate = assess_query(of(ROCKSDB, batch_of(tasks=TASKS))).estimate
+    estimate = assess_query(query_of(ROCKSDB, batch_of(tasks=TASKS))).estimate
     ratios = RATIOS[ROCKSDB]
     saved = sum(getattr(parts, n) * (1 - getattr(ratios, n)) for n in ("logs", *STATE))
     assert estimate
@@ -89,11 +89,11 @@ def test_times_of_tasks_are_divided_by_the_tasks_at_a_time() -> None:
 
 def test_progress_alone_is_divided_by_the_cores() -> None:
     parallelisms = [
-        assess_query(of(ROCKSDB, batch_of()), cores=cores).parallelism for cores in (None, 2, 4, 100)
+        assess_query(query_of(ROCKSDB, batch_of()), cores=cores).parallelism for cores in (None, 2, 4, 100)
     ]
     # 1000 ms of tasks in 800 ms: more than one at a time, and at most one of each partition.
     assert parallelisms == [1.25, 2, 4, 8]
-    estimate = assess_query(of(ROCKSDB, batch_of()), cores=2).estimate
+    estimate = assess_query(query_of(ROCKSDB, batch_of()), cores=2).estimate
     assert estimate
     assert (estimate.confidence, estimate.basis) == ("low", "measured basis, without metrics of tasks")
     assert estimate.high == pytest.approx(2 * estimate.milliseconds)
@@ -109,7 +109,7 @@ def test_estimate_of_progress_alone_is_near_that_of_the_log(tmp_path: Path) -> N
 def test_large_state_of_hdfsbacked_opens_in_less_of_its_time() -> None:
     shares = []
     for rows in (8_000, 8_000_000):
-        assessed = assess_query(of(HDFS, batch_of(rows, TASKS)))
+        assessed = assess_query(query_of(HDFS, batch_of(rows, TASKS)))
         assert assessed.estimate
         shares.append(assessed.estimate.parts.opening / assessed.parts.opening)
     assert shares[0] > 0.9
@@ -119,19 +119,19 @@ def test_large_state_of_hdfsbacked_opens_in_less_of_its_time() -> None:
 def test_confidence_is_low_where_no_ratio_was_measured() -> None:
     batches = [batch_of(tasks=TASKS)] * 30
     for checkpoint, confidence in (("file:/data", "medium"), ("s3a://bucket/data", "low"), (None, "low")):
-        estimate = assess_query(of(ROCKSDB, *batches, checkpoint=checkpoint)).estimate
+        estimate = assess_query(query_of(ROCKSDB, *batches, checkpoint=checkpoint)).estimate
         assert estimate
         assert estimate.confidence == confidence
 
 
 def test_no_estimate_without_a_measured_provider_or_state() -> None:
     for provider in (OURS, UNKNOWN):
-        assessed = assess_query(of(provider, batch_of(tasks=TASKS)))
+        assessed = assess_query(query_of(provider, batch_of(tasks=TASKS)))
         assert assessed.estimate is None
         assert ("runs on this store" in assessed.no_estimate) == (provider == OURS)
     stateless = batch_of()
     stateless.operators.clear()
-    assessed = assess_query(of(UNKNOWN, stateless))
+    assessed = assess_query(query_of(UNKNOWN, stateless))
     assert (assessed.estimate, assessed.requests, assessed.operators) == (None, None, ())
 
 
@@ -139,7 +139,7 @@ def test_no_estimate_without_a_measured_provider_or_state() -> None:
 def test_requests_are_those_that_were_measured_on_s3(stores: int, measured: float) -> None:
     batch = batch_of(tasks=TASKS)
     batch.operators[0].stores = stores
-    assessed = assess_query(of(HDFS, batch))
+    assessed = assess_query(query_of(HDFS, batch))
     assert assessed.requests
     assert assessed.requests_here
     assert assessed.requests.puts + assessed.requests.gets == pytest.approx(measured, abs=4)
@@ -149,7 +149,7 @@ def test_requests_are_those_that_were_measured_on_s3(stores: int, measured: floa
 
 def test_rocksdb_without_changelog_uploads_its_files() -> None:
     plain, copying = (
-        assess_query(of(ROCKSDB, batch_of(tasks=TASKS, rocksdbFilesCopied=files))).requests
+        assess_query(query_of(ROCKSDB, batch_of(tasks=TASKS, rocksdbFilesCopied=files))).requests
         for files in (0, 16)
     )
     assert plain
@@ -159,7 +159,7 @@ def test_rocksdb_without_changelog_uploads_its_files() -> None:
 
 def test_state_that_takes_little_time_changes_little() -> None:
     tasks = TaskTimes(8, 20, 1200, 10, 0, 10, 0, 1000, 1600)
-    estimate = assess_query(of(HDFS, batch_of(tasks=tasks))).estimate
+    estimate = assess_query(query_of(HDFS, batch_of(tasks=tasks))).estimate
     assert estimate
     assert estimate.milliseconds > 900
     assert any("no other one changes much" in reason for reason in estimate.reasons)

@@ -95,7 +95,7 @@ class Answer:
     error: dict[str, Any] | None
     frames: list[Frame]
 
-    def of(self, kind: Kind) -> list[bytes]:
+    def payloads(self, kind: Kind) -> list[bytes]:
         return [bytes(frame.payload) for frame in self.frames if frame.kind is kind]
 
 
@@ -245,10 +245,10 @@ def open_files(pid: int) -> int:
 @contextmanager
 def serving(requests: Requests) -> Iterator[Client]:
     """Serve a client in this process, as a connection's thread of the backend does."""
-    ours, theirs = socket.socketpair()
+    client_end, server_end = socket.socketpair()
 
     def serve() -> None:
-        frames = FrameSocket(theirs)
+        frames = FrameSocket(server_end)
         while (frame := frames.receive()) is not None:
             try:
                 requests.serve(frame.json(), frames)
@@ -256,11 +256,11 @@ def serving(requests: Requests) -> Iterator[Client]:
                 frames.drain()
                 frames.send_json(Kind.ERROR, {"type": type(error).__name__, "message": str(error)})
 
-    with ours, theirs:
+    with client_end, server_end:
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            yield Client(ours)
+            yield Client(client_end)
         finally:
-            ours.shutdown(socket.SHUT_RDWR)
+            client_end.shutdown(socket.SHUT_RDWR)
             thread.join()

@@ -160,12 +160,12 @@ def test_receive_allocates_memory_as_bytes_arrive(backend: Backend, kind: Kind) 
 
 @pytest.mark.parametrize("size", [16 << 20, (16 << 20) + 1, (33 << 20) + 5])
 def test_receive_returns_payloads_of_any_size(size: int) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
+    client_end, server_end = socket.socketpair()
+    with client_end, server_end:
         payload = random.Random(size).randbytes(size)
-        sender = threading.Thread(target=ours.sendall, args=(frame(Kind.OBJECT, payload),))
+        sender = threading.Thread(target=client_end.sendall, args=(frame(Kind.OBJECT, payload),))
         sender.start()
-        received = FrameSocket(theirs).receive()
+        received = FrameSocket(server_end).receive()
         sender.join()
         assert bytes(received.payload) == payload
 

@@ -40,7 +40,7 @@ def ask(client: Client, op: str, path: Any, *parts: bytes, **fields: Any) -> Ans
 def content(client: Client, path: Any) -> bytes:
     answer = ask(client, "readFile", path)
     assert answer.error is None
-    return b"".join(answer.of(Kind.OBJECT))
+    return b"".join(answer.payloads(Kind.OBJECT))
 
 
 def names(answer: Answer) -> dict[str, bool]:
@@ -56,8 +56,8 @@ def test_file_has_all_parts_and_makes_its_directory(client: Client, tmp_path: Pa
     path = tmp_path / "offsets" / "0"
     assert ask(client, "createFile", path, b"one", b"two").error is None
     assert path.read_bytes() == b"onetwo"
-    assert ask(client, "readFile", path, start=2, size=3).of(Kind.OBJECT) == [b"etw"]
-    assert ask(client, "readFile", path, start=6, size=3).of(Kind.OBJECT) == [b""]
+    assert ask(client, "readFile", path, start=2, size=3).payloads(Kind.OBJECT) == [b"etw"]
+    assert ask(client, "readFile", path, start=6, size=3).payloads(Kind.OBJECT) == [b""]
 
 
 def test_existing_file_is_an_error_with_its_path(client: Client, tmp_path: Path) -> None:
@@ -147,8 +147,8 @@ class LogMachine(RuleBasedStateMachine):
         answer = ask(
             self.client, "createFile", f"{self.root}/{name}", data, overwrite=overwrite, repeated=repeated
         )
-        taken = name in self.model and not overwrite
-        if taken and not (repeated and self.model[name] == data):
+        exists = name in self.model and not overwrite
+        if exists and not (repeated and self.model[name] == data):
             assert error_of(answer) == EXISTS
         else:
             assert answer.error is None
@@ -172,17 +172,17 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(log=logs, batch=batches, is_file=st.booleans())
     def status(self, log: str, batch: str, is_file: bool) -> None:
-        found = ask(self.client, "fileStatus", f"{self.root}/{log}/{batch}", isFile=is_file)
-        sizes = [entry["size"] for entry in found.control["entries"]]
+        answer = ask(self.client, "fileStatus", f"{self.root}/{log}/{batch}", isFile=is_file)
+        sizes = [entry["size"] for entry in answer.control["entries"]]
         assert sizes == [len(self.model[name]) for name in [f"{log}/{batch}"] if name in self.model]
 
     @invariant()
     def files_are_those_of_the_model(self) -> None:
         for log in ("offsets", "commits", "sources/0"):
             answer = ask(self.client, "listDirectory", f"{self.root}/{log}")
-            found = {} if answer.error else names(answer)
+            listing = {} if answer.error else names(answer)
             inside = {name.rpartition("/")[2] for name in self.model if name.startswith(log + "/")}
-            assert set(found) == inside
+            assert set(listing) == inside
             for name in inside:
                 assert content(self.client, f"{self.root}/{log}/{name}") == self.model[f"{log}/{name}"]
 

@@ -69,9 +69,9 @@ def steps() -> list[list[Step]]:
 
 def ask(op: str, path: str, data: bytes | None = None, **fields: Any) -> bytes:
     """Handle a request in this process; return the content that it answers."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        driver, backend = FrameSocket(ours), FrameSocket(theirs)
+    driver_end, backend_end = socket.socketpair()
+    with driver_end, backend_end:
+        driver, backend = FrameSocket(driver_end), FrameSocket(backend_end)
         if data is not None:
             driver.send(Kind.OBJECT, data)
         driver.send(Kind.END)
@@ -94,7 +94,7 @@ class Driver:
     removed: set[str] = field(default_factory=set)
     cut_off: Step | None = None
     # Files that this run of the driver has written or read.
-    known: set[str] = field(default_factory=set)
+    files_of_run: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.fs.restart()
@@ -112,11 +112,11 @@ class Driver:
 
     def run(self, batches: list[list[Step]], most: int | None = None) -> None:
         """Write what is missing, as a query that starts, or goes on; end after a number of written files."""
-        written = 0
+        writes = 0
         for step in itertools.chain(*batches):
-            if step.name in self.removed | self.known:
+            if step.name in self.removed | self.files_of_run:
                 continue
-            if written == most:
+            if writes == most:
                 break
             self.cut_off = step
             if step.data is None:
@@ -125,18 +125,18 @@ class Driver:
                 self.acknowledged.pop(step.name, None)
                 self.removed.add(step.name)
             else:
-                written += self.write(step)
+                writes += self.write(step)
                 self.acknowledged[step.name] = step.data
-                self.known.add(step.name)
+                self.files_of_run.add(step.name)
             self.cut_off = None
 
     def write(self, step: Step) -> bool:
         """Write a file that is not there; return whether it was written."""
-        found = None if step.overwrite else self.read(step.name)
-        if found is None:
+        content = None if step.overwrite else self.read(step.name)
+        if content is None:
             self.ask("createFile", step.name, step.data, overwrite=step.overwrite)
-        assert found in (None, step.data), f"{step.name} has {found!r}"
-        return found is None and not step.overwrite
+        assert content in (None, step.data), f"{step.name} has {content!r}"
+        return content is None and not step.overwrite
 
     def repeat(self) -> None:
         """Ask again for what was cut off, as the shim does after the backend ended."""
@@ -144,24 +144,24 @@ class Driver:
         if step is not None and step.data is not None:
             self.ask("createFile", step.name, step.data, overwrite=step.overwrite, repeated=True)
             self.acknowledged[step.name] = step.data
-            self.known.add(step.name)
+            self.files_of_run.add(step.name)
 
     def check(self) -> None:
         """Check that acknowledged files are whole, and the one that was cut off is old, new, or absent."""
         # Reading with fsync would sync what it finds.
         plain: dict[str, Any] = {"options": {}}
         for name, data in self.acknowledged.items():
-            found = self.read(name, **plain)
+            content = self.read(name, **plain)
             allowed = [data]
             if self.cut_off is not None and self.cut_off.name == name:
                 allowed.append(self.cut_off.data)
-            assert found in allowed, f"{name} has {found!r}"
+            assert content in allowed, f"{name} has {content!r}"
         step = self.cut_off
         if step is not None and step.name not in self.acknowledged:
             assert self.read(step.name, **plain) in (None, step.data), f"{step.name} is not whole"
 
     def restart(self) -> None:
-        self.known.clear()
+        self.files_of_run.clear()
 
     def crash(self) -> None:
         self.fs.crash()

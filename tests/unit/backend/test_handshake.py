@@ -65,10 +65,10 @@ sys.stdout.buffer.write(received)
 
 
 def as_nobody(where: str, sent: bytes) -> bytes:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", INTRUDER, where], input=sent, capture_output=True, check=True, timeout=60
     )
-    return done.stdout
+    return process.stdout
 
 
 @as_root
@@ -94,9 +94,9 @@ def test_listener_refuses_a_process_of_another_user() -> None:
 
 
 def test_only_the_own_user_is_accepted() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        require_own_user(peer_user(ours))
+    client_end, server_end = socket.socketpair()
+    with client_end, server_end:
+        require_own_user(peer_user(client_end))
     with pytest.raises(AuthenticationError, match=f"a process of user {os.geteuid() + 1} connected"):
         require_own_user(os.geteuid() + 1)
 
@@ -179,21 +179,21 @@ def test_listener_survives_a_thread_limit(
 
 
 def test_output_of_libraries_does_not_block_the_backend(tmp_path: Path) -> None:
-    done = tmp_path / "done"
+    marker = tmp_path / "done"
     (tmp_path / "sitecustomize.py").write_text(
         "import pathlib, sys, threading, time\n"
         "def much():\n"
         "    time.sleep(1)\n"
         "    for _ in range(1000):\n"
         "        print('x' * 1000)\n"
-        f"    pathlib.Path({str(done)!r}).touch()\n"
+        f"    pathlib.Path({str(marker)!r}).touch()\n"
         "if 'spark_statestore.backend' in str(sys.orig_argv):\n"
         "    threading.Thread(target=much, daemon=True).start()\n"
     )
     running = Backend(environment={"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"})
     reader = threading.Thread(target=running.process.stderr.read, daemon=True)
     reader.start()
-    assert wait_until(done.exists, 20)
+    assert wait_until(marker.exists, 20)
     with running.client() as client:
         assert client.ask({"op": "explode"}).error["type"] == "ProtocolError"
     running.process.stdin.close()

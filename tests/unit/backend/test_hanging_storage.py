@@ -94,7 +94,7 @@ def test_hung_commit_is_cancelled_and_does_not_replace_its_retry(backend: Backen
         # The late attempt finds the metadata of the other one, and keeps it.
         assert owner(slow, 1) == next_ones
         loaded = steady.ask({"op": "load", "store": store_of(slow, "three"), "version": 1})
-        assert loaded.of(Kind.DATA) == [data({b"a": b"next"})[1]]
+        assert loaded.payloads(Kind.DATA) == [data({b"a": b"next"})[1]]
 
 
 @pytest.mark.soak
@@ -119,7 +119,7 @@ def test_hung_load_is_cancelled_and_its_retry_succeeds(backend: Backend, slow: S
             started = time.monotonic()
             check_given_up(client.ask(load), started, "load")
         with backend.client() as client:
-            assert client.ask(load).of(Kind.DATA) == [data({b"a": b"1"})[1]]
+            assert client.ask(load).payloads(Kind.DATA) == [data({b"a": b"1"})[1]]
 
 
 @pytest.mark.soak
@@ -222,9 +222,9 @@ def test_backend_serves_64_connections_and_leaks_nothing(backend: Backend, slow:
                     request = commit(root, version, attempt_id(), store=task_store, hasParent=bool(handle))
                     answer = client.ask(request, *handle, data({b"%d" % version: b"v"}))
                     assert answer.error is None
-                    handle = [(Kind.HANDLE, answer.of(Kind.HANDLE)[0], 0)]
+                    handle = [(Kind.HANDLE, answer.payloads(Kind.HANDLE)[0], 0)]
                 new_store = task_store | {"instance": f"new {number}"}
-                return len(client.ask({"op": "load", "store": new_store, "version": 5}).of(Kind.DATA))
+                return len(client.ask({"op": "load", "store": new_store, "version": 5}).payloads(Kind.DATA))
 
         with ThreadPoolExecutor(64) as pool:
             assert list(pool.map(work, range(64))) == [5] * 64

@@ -26,16 +26,16 @@ from tests.unit.store.stores import attempt_id
 both = pytest.mark.parametrize("ids", [False, True], ids=["v1", "v2"])
 
 
-def held(requests: Requests, kind: type) -> int:
+def count_objects(requests: Requests, kind: type) -> int:
     """Return the number of objects that the handlers refer to, directly or not."""
-    seen: dict[int, object] = {id(requests): requests}
-    left: list[object] = [requests]
-    while left:
-        for other in gc.get_referents(left.pop()):
-            if id(other) not in seen and not isinstance(other, type | ModuleType | FunctionType):
-                seen[id(other)] = other
-                left.append(other)
-    return sum(type(other) is kind for other in seen.values())
+    visited: dict[int, object] = {id(requests): requests}
+    queue: list[object] = [requests]
+    while queue:
+        for referent in gc.get_referents(queue.pop()):
+            if id(referent) not in visited and not isinstance(referent, type | ModuleType | FunctionType):
+                visited[id(referent)] = referent
+                queue.append(referent)
+    return sum(type(referent) is kind for referent in visited.values())
 
 
 @dataclass
@@ -73,24 +73,24 @@ class Run:
 
     def batch(self, partition: int, version: int, *, instance: str = "") -> str:
         """Commit a version with those of its batch; return the attempt."""
-        done = self.commit(partition, version, instance=instance, merge=True)
-        assert done.error is None
-        assert done.control["merged"] is (version > 1)
-        return str(done.control["attemptId"])
+        answer = self.commit(partition, version, instance=instance, merge=True)
+        assert answer.error is None
+        assert answer.control["merged"] is (version > 1)
+        return str(answer.control["attemptId"])
 
     def begin(self) -> None:
         """Commit version 1 of each store."""
         for partition in range(2):
-            done = self.commit(partition, 1)
-            assert done.error is None
-            self.attempts[partition] = done.control["attemptId"]
+            answer = self.commit(partition, 1)
+            assert answer.error is None
+            self.attempts[partition] = answer.control["attemptId"]
 
     def publish(self, version: int, attempts: list[str], partition: int = 0, instance: str = "") -> list[str]:
         """Publish the commits of a batch; return the attempts that are missing."""
         store = self.store(partition, instance)
-        done = self.client.ask({"op": "publish", "store": store, "version": version, "attempts": attempts})
-        assert done.error is None
-        return list(done.control["missing"])
+        answer = self.client.ask({"op": "publish", "store": store, "version": version, "attempts": attempts})
+        assert answer.error is None
+        return list(answer.control["missing"])
 
     def enter(self, version: int) -> None:
         """Add the batch that made a version to the commit log."""
@@ -100,8 +100,8 @@ class Run:
 
     def clean_up(self, partition: int, version: int, retain_from: int) -> None:
         request = cleanup(self.root, version, self.attempts[partition], retain_from)
-        done = self.client.ask(request | {"store": self.store(partition), "idInPath": self.ids})
-        assert done.error is None, done.error
+        answer = self.client.ask(request | {"store": self.store(partition), "idInPath": self.ids})
+        assert answer.error is None, answer.error
 
     def newest(self, partition: int, version: int, attempt: str) -> str:
         """Return the attempt of a version as a new process finds it."""
@@ -197,19 +197,19 @@ def test_closed_stores_and_ended_runs_are_dropped(requests: Requests, client: Cl
     for run in runs:
         run.begin()
         run.batch(0, 2)
-    assert (held(requests, StoreDirectory), held(requests, MergedFiles)) == (6, 3)
+    assert (count_objects(requests, StoreDirectory), count_objects(requests, MergedFiles)) == (6, 3)
     # Unpublished metadata is kept until the run ends.
     close(client, runs[0].store(0), runs[0].store(1))
-    assert (held(requests, StoreDirectory), held(requests, MergedFiles)) == (4, 3)
+    assert (count_objects(requests, StoreDirectory), count_objects(requests, MergedFiles)) == (4, 3)
     close(client, runs=["a", "b"])
-    assert (held(requests, StoreDirectory), held(requests, MergedFiles)) == (2, 1)
+    assert (count_objects(requests, StoreDirectory), count_objects(requests, MergedFiles)) == (2, 1)
     # A late task of a run that has ended: nothing publishes what it adds.
     late = runs[1].batch(0, 2)
-    assert (held(requests, StoreDirectory), held(requests, MergedFiles)) == (3, 2)
+    assert (count_objects(requests, StoreDirectory), count_objects(requests, MergedFiles)) == (3, 2)
     assert runs[1].publish(2, [late]) == []
     runs[1].batch(0, 3)
     close(client, runs[1].store(0), {"instance": "unknown"}, runs=["unknown"])
-    assert (held(requests, StoreDirectory), held(requests, MergedFiles)) == (2, 1)
+    assert (count_objects(requests, StoreDirectory), count_objects(requests, MergedFiles)) == (2, 1)
 
 
 def test_physical_files_in_memory_are_released_with_the_last_store(
@@ -219,12 +219,12 @@ def test_physical_files_in_memory_are_released_with_the_last_store(
     run.begin()
     attempts = [run.batch(partition, 2) for partition in range(2)]
     assert run.publish(2, attempts) == []
-    read: list[str] = []
+    reads: list[str] = []
     files_read = FsspecFileSystem.read
 
     def counted(files: FsspecFileSystem, path: str, start: int = 0, size: int | None = None) -> bytes:
         if path.endswith("_merged/2-2-0") and size is None:
-            read.append(path)
+            reads.append(path)
         return files_read(files, path, start, size)
 
     monkeypatch.setattr(FsspecFileSystem, "read", counted)
@@ -233,4 +233,4 @@ def test_physical_files_in_memory_are_released_with_the_last_store(
         for partition in range(2):
             request = {"op": "load", "store": run.store(partition), "version": 2, "id": attempts[partition]}
             assert client.ask(request).error is None
-    assert len(read) == 2
+    assert len(reads) == 2

@@ -64,9 +64,9 @@ def test_another_start_does_not_get_the_result_of_the_first(backend: Backend, qu
         while children(backend):
             time.sleep(0.1)
         assert settled(client, query.url, 4, "d")["partitions"] == 4
-    found = content(query.checkpoint)
-    assert len(found) == 4
-    assert {key: value for store in found.values() for key, value in store.items()} == rows
+    rows_by_store = content(query.checkpoint)
+    assert len(rows_by_store) == 4
+    assert {key: value for store in rows_by_store.values() for key, value in store.items()} == rows
 
 
 @pytest.mark.slow

@@ -20,11 +20,11 @@ Pair = tuple[socket.socket, socket.socket]
 
 @pytest.fixture
 def sockets() -> Iterator[Pair]:
-    ours, theirs = socket.socketpair()
-    ours.settimeout(10)
-    theirs.settimeout(10)
-    with ours, theirs:
-        yield ours, theirs
+    client_end, server_end = socket.socketpair()
+    client_end.settimeout(10)
+    server_end.settimeout(10)
+    with client_end, server_end:
+        yield client_end, server_end
 
 
 kinds = st.sampled_from([Kind.CONTROL, Kind.HANDLE, Kind.DATA])
@@ -33,12 +33,12 @@ kinds = st.sampled_from([Kind.CONTROL, Kind.HANDLE, Kind.DATA])
 @given(st.lists(st.tuples(kinds, st.binary(max_size=40), st.integers(0, 65535)), max_size=8))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_frames_round_trip(sockets: Pair, sent: list[tuple[Kind, bytes, int]]) -> None:
-    ours, theirs = map(FrameSocket, sockets)
+    sender, receiver = map(FrameSocket, sockets)
     for kind, payload, state in sent:
-        ours.send(kind, payload, state)
-    ours.send(Kind.END)
+        sender.send(kind, payload, state)
+    sender.send(Kind.END)
     got = []
-    while (received := theirs.receive()).kind is not Kind.END:
+    while (received := receiver.receive()).kind is not Kind.END:
         got.append((received.kind, bytes(received.payload), received.column_family))
     assert got == sent
 
@@ -46,14 +46,14 @@ def test_frames_round_trip(sockets: Pair, sent: list[tuple[Kind, bytes, int]]) -
 @given(st.lists(st.tuples(st.integers(0, 200_000), st.integers(0, 2**32 - 1)), max_size=3))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 def test_data_frames_keep_the_checksum_of_their_sender(sockets: Pair, sent: list[tuple[int, int]]) -> None:
-    ours, theirs = sockets
-    written = b""
+    client_end, server_end = sockets
+    stream = b""
     for size, checksum in sent:
-        written += HEADER.pack(Kind.DATA, 7, MAGIC, size, checksum)
-        written += (bytes(range(256)) * (size // 256 + 1))[:size]
-    sender = threading.Thread(target=ours.sendall, args=(written + frame(Kind.END),))
+        stream += HEADER.pack(Kind.DATA, 7, MAGIC, size, checksum)
+        stream += (bytes(range(256)) * (size // 256 + 1))[:size]
+    sender = threading.Thread(target=client_end.sendall, args=(stream + frame(Kind.END),))
     sender.start()
-    frames = FrameSocket(theirs)
+    frames = FrameSocket(server_end)
     got = []
     while (received := frames.receive()).kind is not Kind.END:
         size = received.payload.size
@@ -64,15 +64,15 @@ def test_data_frames_keep_the_checksum_of_their_sender(sockets: Pair, sent: list
 
 
 def test_send_buffers_small_frames_until_the_end_of_the_message(sockets: Pair) -> None:
-    ours = FrameSocket(sockets[0])
-    ours.send(Kind.DATA, b"small")
+    sender = FrameSocket(sockets[0])
+    sender.send(Kind.DATA, b"small")
     sockets[1].setblocking(False)
     with pytest.raises(BlockingIOError):
         sockets[1].recv(1)
-    ours.discard_waiting()
-    ours.send(Kind.END)
+    sender.discard_waiting()
+    sender.send(Kind.END)
     assert sockets[1].recv(100) == frame(Kind.END)
-    ours.send(Kind.DATA, pa.py_buffer(bytes(70_000)))
+    sender.send(Kind.DATA, pa.py_buffer(bytes(70_000)))
     assert sockets[1].recv(HEADER.size) == frame(Kind.DATA, bytes(70_000))[: HEADER.size]
 
 
@@ -100,21 +100,21 @@ def test_receive_refuses_bytes_that_are_not_a_frame(sockets: Pair, header: bytes
 
 
 def test_receive_refuses_a_payload_above_the_callers_limit(sockets: Pair) -> None:
-    ours, theirs = map(FrameSocket, sockets)
-    ours.send(Kind.CONTROL, b"12345")
-    ours.send(Kind.END)
+    sender, receiver = map(FrameSocket, sockets)
+    sender.send(Kind.CONTROL, b"12345")
+    sender.send(Kind.END)
     with pytest.raises(ProtocolError, match="5 bytes is larger than the 4 allowed"):
-        theirs.receive(4)
+        receiver.receive(4)
 
 
 def test_receive_raises_if_the_connection_closes_within_a_frame() -> None:
     sent = frame(Kind.CONTROL, b"{}")
     for length in range(len(sent) + 1):
-        ours, theirs = socket.socketpair()
-        with theirs:
-            with ours:
-                ours.sendall(sent[:length])
-            frames = FrameSocket(theirs)
+        client_end, server_end = socket.socketpair()
+        with server_end:
+            with client_end:
+                client_end.sendall(sent[:length])
+            frames = FrameSocket(server_end)
             if 0 < length < len(sent):
                 with pytest.raises(ConnectionResetError, match="within a message"):
                     frames.receive()
@@ -126,23 +126,23 @@ def test_receive_raises_if_the_connection_closes_within_a_frame() -> None:
 
 @pytest.mark.parametrize("payload", [b"", b"{", b"[]", b"3", b"null", b"\xff", b"[" * 5_000])
 def test_json_refuses_a_payload_that_is_not_an_object(sockets: Pair, payload: bytes) -> None:
-    ours, theirs = map(FrameSocket, sockets)
-    ours.send(Kind.CONTROL, payload)
-    ours.send(Kind.END)
+    sender, receiver = map(FrameSocket, sockets)
+    sender.send(Kind.CONTROL, payload)
+    sender.send(Kind.END)
     with pytest.raises(ProtocolError, match="a control frame is"):
-        theirs.receive().json()
+        receiver.receive().json()
 
 
 def test_drain_skips_the_rest_of_a_message(sockets: Pair) -> None:
-    ours, theirs = map(FrameSocket, sockets)
+    sender, receiver = map(FrameSocket, sockets)
     for _ in range(3):
-        ours.send(Kind.DATA, b"x")
-    ours.send(Kind.END)
-    ours.send_json(Kind.CONTROL, {"next": 1})
-    ours.send(Kind.END)
-    theirs.receive()
-    theirs.drain()
-    assert theirs.receive().json() == {"next": 1}
+        sender.send(Kind.DATA, b"x")
+    sender.send(Kind.END)
+    sender.send_json(Kind.CONTROL, {"next": 1})
+    sender.send(Kind.END)
+    receiver.receive()
+    receiver.drain()
+    assert receiver.receive().json() == {"next": 1}
 
 
 ASKED = frame(Kind.CONTROL, b"{}") + frame(Kind.END)

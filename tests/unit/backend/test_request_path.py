@@ -42,14 +42,14 @@ def path_of(calls: list[Call]) -> RequestPath:
     modules: list[str] = []
     returns: list[Call] = []
     last = ""
-    seen: set[Call] = set()
+    visited: set[Call] = set()
     for call in calls:
         module = call[2]
         if module not in modules:
             modules.append(module)
-        elif module not in (last, _FRAMES) and call not in seen:
+        elif module not in (last, _FRAMES) and call not in visited:
             returns.append(call)
-        seen.add(call)
+        visited.add(call)
         if module != _FRAMES:
             last = module
     return RequestPath(modules, returns)
@@ -82,12 +82,12 @@ def serve(
         finally:
             sys.setprofile(None)
 
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        server = FrameSocket(theirs)
+    client_end, server_end = socket.socketpair()
+    with client_end, server_end:
+        server = FrameSocket(server_end)
         serving = threading.Thread(target=run)
         serving.start()
-        answer = backends.Client(ours).ask(request, *frames)
+        answer = backends.Client(client_end).ask(request, *frames)
         serving.join()
     assert answer.error is None
     return answer, path_of(calls)
@@ -102,7 +102,7 @@ def test_commit_and_load_requests_stay_within_few_modules(tmp_path: Path) -> Non
     requests = Requests()
     first, _ = serve(requests, backends.commit(tmp_path, 1, "a" * 16), backends.data({b"first": b"value"}))
     request = backends.commit(tmp_path, 2, "b" * 16, hasParent=True, parentAttemptId="a" * 16)
-    parent = (Kind.HANDLE, first.of(Kind.HANDLE)[0], 0)
+    parent = (Kind.HANDLE, first.payloads(Kind.HANDLE)[0], 0)
     second, path = serve(requests, request, parent, backends.data({b"second": b"value"}))
     assert second.control["chainLength"] == 2
     check_path(path)

@@ -40,7 +40,7 @@ from tests.unit.store.stores import attempt_id
 
 def handle_of(answer: Answer) -> tuple[Kind, bytes, int]:
     """Return the frame by which the next commit names its parent or base."""
-    return (Kind.HANDLE, answer.of(Kind.HANDLE)[0], 0)
+    return (Kind.HANDLE, answer.payloads(Kind.HANDLE)[0], 0)
 
 
 def child_of(parent: Answer) -> dict[str, Any]:
@@ -63,30 +63,32 @@ def test_backend_announces_itself_and_its_socket_is_its_users_only(backend: Back
 
 def test_load_returns_what_commits_wrote(backend: Backend, tmp_path: Path) -> None:
     with backend.client() as client:
-        done = client.ask(commit(tmp_path, 1, attempt_id()), data({b"a": b"1", b"b": b"2"}))
-        assert (done.error, [frame.kind for frame in done.frames]) == (None, [Kind.CONTROL, Kind.HANDLE])
-        assert (done.control["chainLength"], done.control["baseVersion"]) == (1, 1)
-        assert (done.control["objectsWritten"], done.control["memoryBytes"] > 0) == (1, True)
-        child = commit(tmp_path, 2, attempt_id(), **child_of(done))
-        assert client.ask(child, handle_of(done), data({b"a": b"3"})).error is None
+        answer = client.ask(commit(tmp_path, 1, attempt_id()), data({b"a": b"1", b"b": b"2"}))
+        assert (answer.error, [frame.kind for frame in answer.frames]) == (None, [Kind.CONTROL, Kind.HANDLE])
+        assert (answer.control["chainLength"], answer.control["baseVersion"]) == (1, 1)
+        assert (answer.control["objectsWritten"], answer.control["memoryBytes"] > 0) == (1, True)
+        child = commit(tmp_path, 2, attempt_id(), **child_of(answer))
+        assert client.ask(child, handle_of(answer), data({b"a": b"3"})).error is None
         loaded = client.ask(load(tmp_path, 2))
         assert (loaded.error, loaded.control["chainLength"]) == (None, 2)
         assert loaded.control["columnFamilies"] == [ColumnFamily.from_json(state()).to_json()]
-        assert len(loaded.of(Kind.DATA)) == 2
+        assert len(loaded.payloads(Kind.DATA)) == 2
 
 
 def test_answers_have_the_plan_of_the_next_snapshot(backend: Backend, tmp_path: Path) -> None:
     described = store(tmp_path) | {"minDeltasForSnapshot": 2}
     rows = {"columnFamilies": [state(rows=1)], "store": described}
     with backend.client() as client:
-        done = client.ask(commit(tmp_path, 1, attempt_id()) | rows, data({b"a": secrets.token_bytes(70_000)}))
-        plans = [done.control["plan"]]
+        answer = client.ask(
+            commit(tmp_path, 1, attempt_id()) | rows, data({b"a": secrets.token_bytes(70_000)})
+        )
+        plans = [answer.control["plan"]]
         for version in range(2, 6):
-            request = commit(tmp_path, version, attempt_id()) | rows | child_of(done) | {"knownSince": 2}
-            done = client.ask(request, handle_of(done), data({b"a": b"1"}))
-            plans.append(done.control["plan"])
+            request = commit(tmp_path, version, attempt_id()) | rows | child_of(answer) | {"knownSince": 2}
+            answer = client.ask(request, handle_of(answer), data({b"a": b"1"}))
+            plans.append(answer.control["plan"])
         loaded = client.ask(load(tmp_path, 5, store=described)).control
-    assert done.control["streams"] == [2, 3, 4, 5]
+    assert answer.control["streams"] == [2, 3, 4, 5]
     assert [plan["fullUpTo"] for plan in plans] == [-1, -1, SMALL_STATE, SMALL_STATE, SMALL_STATE]
     # Three streams whose changes the JVM has make a run.
     assert [plan["uploadAtTick"] for plan in plans] == [-1, -1, -1, -1, 2]
@@ -97,15 +99,15 @@ def test_answers_have_the_plan_of_the_next_snapshot(backend: Backend, tmp_path: 
 def test_requests_sent_together_are_answered_in_order(backend: Backend, tmp_path: Path) -> None:
     """One that fails changes nothing for the others."""
     changes = [data({b"k": b"%d" % number}) for number in range(4)]
-    asked = [commit(tmp_path / str(number), 1, attempt_id()) for number in range(4)]
-    asked[2]["version"] = -1
+    requests = [commit(tmp_path / str(number), 1, attempt_id()) for number in range(4)]
+    requests[2]["version"] = -1
     with backend.client() as client:
-        answers = client.ask_together(*((asked[number], [changes[number]]) for number in range(4)))
+        answers = client.ask_together(*((requests[number], [changes[number]]) for number in range(4)))
         for number in (0, 1, 3):
-            assert answers[number].control["attemptId"] == asked[number]["attemptId"]
+            assert answers[number].control["attemptId"] == requests[number]["attemptId"]
         assert answers[2].error["type"] == "ProtocolError"
         for number in (0, 1, 3):
-            assert client.ask(load(tmp_path / str(number), 1)).of(Kind.DATA) == [changes[number][1]]
+            assert client.ask(load(tmp_path / str(number), 1)).payloads(Kind.DATA) == [changes[number][1]]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +209,7 @@ def test_load_as_stored_returns_file_ranges_or_raw_messages(backend: Backend, tm
         answer = client.ask(load(tmp_path, 1, raw=True))
         assert answer.control["newestFirst"]
         assert [stream["path"] for stream in answer.control["files"]] == [str(shared)]
-        assert answer.of(Kind.DATA) == []
+        assert answer.payloads(Kind.DATA) == []
         elsewhere = {"store": store(tmp_path, "elsewhere") | {"root": "memory://elsewhere"}}
         first = client.ask(commit(tmp_path, 1, attempt_id(), **elsewhere), data({b"a": b"1"}))
         second = commit(tmp_path, 2, attempt_id(), hasParent=True, **elsewhere)
@@ -215,7 +217,7 @@ def test_load_as_stored_returns_file_ranges_or_raw_messages(backend: Backend, tm
         sent = client.ask(load(tmp_path, 2, raw=True, **elsewhere))
         assert "files" not in sent.control
         assert [frame.kind for frame in sent.frames[2:]] == [Kind.DATA, Kind.STREAM] * 2
-        assert sent.of(Kind.DATA) == [data({b"a": value})[1] for value in (b"2", b"1")]
+        assert sent.payloads(Kind.DATA) == [data({b"a": value})[1] for value in (b"2", b"1")]
 
 
 def test_load_answers_from_other_streams_than_damaged_ones(backend: Backend, tmp_path: Path) -> None:
@@ -239,7 +241,7 @@ def test_load_answers_from_other_streams_than_damaged_ones(backend: Backend, tmp
         assert (answer.control["baseVersion"], answer.control["streams"]) == (1, [2, 3])
         assert answer.control["plan"]["fullUpTo"] == UNBOUNDED
         expected = [data({key: value})[1] for key, value in ((b"a", b"1"), (b"b", b"2"), (b"c", b"3"))]
-        assert answer.of(Kind.DATA) == expected
+        assert answer.payloads(Kind.DATA) == expected
         intact = client.ask(load(tmp_path, 2) | mine)
         assert "streamsRepaired" not in intact.control
         assert intact.control["plan"]["fullUpTo"] != UNBOUNDED
@@ -262,7 +264,7 @@ def test_snapshot_is_a_base_and_cleanup_discards_old_versions(backend: Backend, 
         assert client.ask(clean).control["deleted"] == 2
         assert [path.parent.name for path in tmp_path.glob("chk-*/_metadata")] == ["chk-3"]
         loaded = client.ask(load(tmp_path, 3))
-        assert (loaded.error, len(loaded.of(Kind.DATA))) == (None, 2)
+        assert (loaded.error, len(loaded.payloads(Kind.DATA))) == (None, 2)
 
 
 def test_lineage_and_changes_requests_return_the_history(backend: Backend, tmp_path: Path) -> None:
@@ -280,7 +282,7 @@ def test_lineage_and_changes_requests_return_the_history(backend: Backend, tmp_p
         assert past.control["columnFamilies"] == [past.control["columnFamily"]] * 2
         attempt = {"attemptId": past.control["attempts"][0], "idInPath": False}
         answer = client.ask(request | attempt | {"op": "changes", "version": 2})
-        assert answer.of(Kind.DATA) == [data(changed[1])[1]]
+        assert answer.payloads(Kind.DATA) == [data(changed[1])[1]]
         for start in (1, 3):
             assert client.ask(load(tmp_path, 3, **{"from": start})).control["chainLength"] == 3
         replayed = client.ask(load(tmp_path, 3, **{"from": 2, "fromId": "0"}))
@@ -366,7 +368,7 @@ def test_backend_ends_with_its_parent_process(tmp_path: Path) -> None:
 
 def test_backend_error_names_missing_packages(tmp_path: Path) -> None:
     (tmp_path / "pyarrow.py").write_text("raise ImportError(\"No module named 'pyarrow'\")\n")
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "spark_statestore.backend", "--listen", "/nowhere/socket"],
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -374,9 +376,9 @@ def test_backend_error_names_missing_packages(tmp_path: Path) -> None:
         check=False,
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
     )
-    assert done.returncode == 1
+    assert process.returncode == 1
     for text in ("No module named 'pyarrow'", "pip install pyarrow fsspec", sys.executable, "backend.python"):
-        assert text in done.stdout
+        assert text in process.stdout
 
 
 # State that is in no file: its objects come and go with the requests
@@ -396,12 +398,12 @@ def test_memory_storage_sends_objects_with_the_requests(backend: Backend) -> Non
         changes = commit("/kept", 2, attempt_id(), **child_of(first), **request)
         second = client.ask(changes, handle_of(first), data({b"b": b"2"}))
         assert [frame.kind for frame in second.frames] == [Kind.CONTROL, Kind.HANDLE, Kind.OBJECT]
-        objects = [(Kind.OBJECT, answer.of(Kind.OBJECT)[0], 0) for answer in (first, second)]
+        objects = [(Kind.OBJECT, answer.payloads(Kind.OBJECT)[0], 0) for answer in (first, second)]
         # The first attempt is not the one that counts at its version: a later version builds on it anyway.
         paths = [f"chk-1/_metadata.{first.control['attemptId']}", "chk-2/_metadata"]
         loaded = client.ask(load_memory(paths), *objects)
         assert loaded.error is None
-        assert len(loaded.of(Kind.DATA)) == 2
+        assert len(loaded.payloads(Kind.DATA)) == 2
 
         # Nothing of it is left in the backend.
         assert client.ask(load_memory([])).error["type"] == "StateLostError"
