@@ -95,7 +95,7 @@ class LocalDisk:
         self.plan = FaultPlan()
         self.loss: Loss | None = None
         self.tree = Directory()
-        self._written: list[Any] = []
+        self._open_files: list[Any] = []
         self.descriptors: dict[int, tuple[str, File | Directory, int]] = {}
 
     # As a bench has it
@@ -135,8 +135,8 @@ class LocalDisk:
                 self.plan.crashed = False
                 self.plan.epoch += 1
             self.plan.inject()
-        while self._written:
-            self._written.pop().close()
+        while self._open_files:
+            self._open_files.pop().close()
         # A process has one object for all of its local files, which knows what it has synced.
         for fsync in (False, True):
             urls._opened.pop(("file", fsync, 0), None)
@@ -149,14 +149,14 @@ class LocalDisk:
                 self._lose(self.tree, self.root, self.loss)
 
     def _lose(self, directory: Directory, path: str, loss: Loss) -> None:
-        left = dict(directory.safe)
+        entries = dict(directory.safe)
         for number, changes in enumerate(directory.unsafe):
             if loss.keeps(number, len(directory.unsafe) - 1 - number):
-                _apply(left, changes)
+                _apply(entries, changes)
         for entry in os.scandir(path):
-            if entry.name not in left:
+            if entry.name not in entries:
                 shutil.rmtree(entry.path) if entry.is_dir() else os.unlink(entry.path)
-        for name, node in left.items():
+        for name, node in entries.items():
             target = f"{path}/{name}"
             if isinstance(node, Directory):
                 os.makedirs(target, exist_ok=True)
@@ -168,7 +168,7 @@ class LocalDisk:
             # Most files are unchanged; writing takes ten times as long as reading.
             if not os.path.exists(target) or Path(target).read_bytes() != node.synced:
                 Path(target).write_bytes(node.synced)
-        directory.entries, directory.safe, directory.unsafe = dict(left), left, []
+        directory.entries, directory.safe, directory.unsafe = dict(entries), entries, []
 
     # System calls
 
@@ -182,11 +182,11 @@ class LocalDisk:
             return fd
         operation = "open" if flags & os.O_CREAT else "tmpfile"
         self._require(operation, path)
-        made: list[int] = []
+        descriptors: list[int] = []
 
         def effect() -> int:
             fd = os.open(path, flags, mode)
-            made.append(fd)
+            descriptors.append(fd)
             file = File()
             self.descriptors[fd] = (path, file, self.plan.epoch)
             if operation == "open":
@@ -197,15 +197,15 @@ class LocalDisk:
             return self._call(operation, path, effect)
         except BaseException:
             # The descriptor of a created file is lost.
-            for fd in made:
+            for fd in descriptors:
                 self.close(fd)
             raise
 
     def open_file(self, path: str, mode: str, **options: Any) -> Any:
         if "x" in mode:
             fd = self.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-            self._written.append(os.fdopen(fd, "wb", buffering=0))
-            return self._written[-1]
+            self._open_files.append(os.fdopen(fd, "wb", buffering=0))
+            return self._open_files[-1]
         self._call("read", path, lambda: None)
         return open(path, mode, **options)
 
@@ -220,9 +220,9 @@ class LocalDisk:
         assert isinstance(file, File)
 
         def write(part: bytes) -> int:
-            written = os.write(fd, part)
-            file.data += part[:written]
-            return written
+            count = os.write(fd, part)
+            file.data += part[:count]
+            return count
 
         torn = data[: len(data) // 2]
         return self._call("write", path, lambda: write(data), lambda: write(torn), epoch=epoch)
@@ -271,8 +271,8 @@ class LocalDisk:
 
     def rmtree(self, path: str) -> None:
         with os.scandir(path) as entries:
-            found = list(entries)
-        for entry in found:
+            children = list(entries)
+        for entry in children:
             (self.rmtree if entry.is_dir(follow_symlinks=False) else self.unlink)(entry.path)
         self.rmdir(path)
 
@@ -334,14 +334,14 @@ class _Calls:
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(os, name)
-        ours = getattr(self._disk, name, None)
-        if ours is None or not callable(real):
+        replacement = getattr(self._disk, name, None)
+        if replacement is None or not callable(real):
             return real
 
         def call(first: Any, *arguments: Any, **options: Any) -> Any:
             file = arguments[0] if name == "link" else first
             is_ours = file in self._disk.descriptors if isinstance(file, int) else self._disk.has(file)
-            result = (ours if is_ours else real)(first, *arguments, **options)
+            result = (replacement if is_ours else real)(first, *arguments, **options)
             if name == "open" and not is_ours:
                 # The number of a file that was closed is another one's.
                 self._disk.descriptors.pop(result, None)

@@ -206,11 +206,11 @@ def raised_by(module: str, name: str, message: str, **attributes: object) -> Exc
 def test_access_error_recognizes_errors_of_other_drivers(error: Exception, url: str, expected: str) -> None:
     outer = OSError("call failed")
     outer.__cause__ = error
-    for one in (error, outer):
-        found = access_error(one, url)
-        assert isinstance(found, StateStoreError)
-        assert expected in str(found)
-        assert ".." not in json.dumps(str(found))
+    for cause in (error, outer):
+        converted = access_error(cause, url)
+        assert isinstance(converted, StateStoreError)
+        assert expected in str(converted)
+        assert ".." not in json.dumps(str(converted))
 
 
 @pytest.mark.parametrize(

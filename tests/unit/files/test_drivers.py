@@ -120,8 +120,8 @@ def test_files_are_synced_once_with_fsync(tmp_path: Path, synced: list[str]) -> 
         out.close()
         out.close()
         assert len(synced) == 3 * fsync
-    created, staged, written = synced
-    assert (created, written) == ("created-True", "written-True")
+    created, staged, replaced = synced
+    assert (created, replaced) == ("created-True", "written-True")
     assert staged.startswith(".inprogress.")
 
 
@@ -184,15 +184,15 @@ def test_delete_directory_removes_objects_only() -> None:
 def test_delete_directory_does_not_expand_patterns() -> None:
     fs = fsspec.filesystem("memory", skip_instance_cache=True)
     files = FsspecFileSystem(fs, "memory")
-    kept = {f"/patterns/{name}/below/_metadata" for name in ("run[1]", "run1", "ru*", "run?")}
-    for path in kept:
+    paths = {f"/patterns/{name}/below/_metadata" for name in ("run[1]", "run1", "ru*", "run?")}
+    for path in paths:
         files.make_directory(path.removesuffix("/_metadata"))
         files.replace(path, b"old")
         files.replace(path, b"new")
     for name in ("run[1]", "ru*", "run?"):
         files.delete_directory(f"/patterns/{name}", recursive=True)
-        kept.remove(f"/patterns/{name}/below/_metadata")
-        assert set(fs.find("/patterns")) == kept
+        paths.remove(f"/patterns/{name}/below/_metadata")
+        assert set(fs.find("/patterns")) == paths
     assert files.read("/patterns/run1/below/_metadata") == b"new"
     fs.rm("/patterns", recursive=True)
 

@@ -54,12 +54,12 @@ def counted_calls(
 
         return replacement
 
-    with pytest.MonkeyPatch.context() as patch, calls.failing(error, at) as made:
+    with pytest.MonkeyPatch.context() as patch, calls.failing(error, at) as call_names:
         for name in names:
             patch.setattr(module, name, counted(name, getattr(module, name)))
         if module is os:
             patch.setattr(local, "open", counted("open", open), raising=False)
-        yield made
+        yield call_names
 
 
 class Buckets:
@@ -88,8 +88,8 @@ class DriverTests(FailingCallsTests):
     def failing(
         self, files: FileSystem, error: Callable[[], BaseException] | None, at: Collection[int] | None
     ) -> Iterator[list[str]]:
-        with self.driver.calls.failing(error, at) as made:
-            yield made
+        with self.driver.calls.failing(error, at) as call_names:
+            yield call_names
 
 
 class TestDrivers(DriverTests):
@@ -159,8 +159,8 @@ class TestObjectStore(FailingCallsTests):
         self, files: FileSystem, error: Callable[[], BaseException] | None, at: Collection[int] | None
     ) -> Iterator[list[str]]:
         names = ["get", "head", "put", "list", "list_with_delimiter", "delete"]
-        with counted_calls(object_store.obstore, names, error, at) as made:
-            yield made
+        with counted_calls(object_store.obstore, names, error, at) as call_names:
+            yield call_names
 
 
 SYSTEM_CALLS = [
@@ -188,8 +188,8 @@ class TestLocal(FailingCallsTests):
     def failing(
         self, files: FileSystem, error: Callable[[], BaseException] | None, at: Collection[int] | None
     ) -> Iterator[list[str]]:
-        with counted_calls(os, SYSTEM_CALLS, error, at) as made:
-            yield made
+        with counted_calls(os, SYSTEM_CALLS, error, at) as call_names:
+            yield call_names
 
 
 @pytest.mark.parametrize(

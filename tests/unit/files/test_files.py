@@ -289,9 +289,9 @@ def test_open_file_system_caches_by_url(monkeypatch: pytest.MonkeyPatch) -> None
     assert (path, deeper) == ("/a/x", "/a/y/z")
     assert first.scheme == "memory"
     # The authority may be an account; without one, "a" is a directory.
-    for other in ("memory://b/x", "memory://Xa/x", "memory:///a/x", "memory:/a/x"):
-        assert open_file_system(other)[0] is not first
-        assert open_file_system(other)[0] is open_file_system(other)[0]
+    for other_url in ("memory://b/x", "memory://Xa/x", "memory:///a/x", "memory:/a/x"):
+        assert open_file_system(other_url)[0] is not first
+        assert open_file_system(other_url)[0] is open_file_system(other_url)[0]
     local = open_file_system("/x")[0]
     assert isinstance(local, LocalFileSystem)
     assert open_file_system("file:/y")[0] is local

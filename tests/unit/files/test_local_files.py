@@ -57,17 +57,17 @@ def refusing(call: Callable[..., Any], number: int, refused: list[str]) -> Calla
 @pytest.mark.usefixtures("unnamed")
 def test_create_links_the_name_after_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link = os.link
-    seen: list[list[bytes]] = []
+    contents: list[list[bytes]] = []
 
     def look(*args: Any, **options: Any) -> None:
-        seen.append([path.read_bytes() for path in tmp_path.iterdir()])
+        contents.append([path.read_bytes() for path in tmp_path.iterdir()])
         link(*args, **options)
 
     monkeypatch.setattr(os, "link", look)
     for files in (LocalFileSystem(), local_without("_unnamed_files")):
         files.create(str(tmp_path / "file"), b"whole")
         (tmp_path / "file").unlink()
-    assert seen == [[], [b"whole"]]
+    assert contents == [[], [b"whole"]]
 
 
 def test_created_files_have_mode_0644(tmp_path: Path) -> None:
@@ -206,19 +206,19 @@ def test_file_and_its_name_are_synced_once_with_fsync(tmp_path: Path, synced: li
 
 def test_make_directory_syncs_the_parents_of_an_existing_directory(tmp_path: Path, synced: list[str]) -> None:
     """The process that created it may have been killed before the directory was synced."""
-    made = tmp_path / "a" / "b"
-    made.mkdir(parents=True)
-    LocalFileSystem().make_directory(str(made))
+    directory = tmp_path / "a" / "b"
+    directory.mkdir(parents=True)
+    LocalFileSystem().make_directory(str(directory))
     assert synced == []
     files = LocalFileSystem(fsync=True)
-    files.make_directory(str(made))
+    files.make_directory(str(directory))
     assert synced[:3] == [str(tmp_path / "a"), str(tmp_path), str(tmp_path.parent)]
     assert os.path.ismount(synced[-1])
     # What is above is sure from then on.
     synced.clear()
-    files.make_directory(str(made.parent / "c"))
-    files.make_directory(str(made))
-    assert synced == [str(made.parent), str(made.parent)]
+    files.make_directory(str(directory.parent / "c"))
+    files.make_directory(str(directory))
+    assert synced == [str(directory.parent), str(directory.parent)]
 
 
 def test_prepared_directory_is_synced_once(tmp_path: Path, synced: list[str]) -> None:
@@ -312,9 +312,9 @@ def test_list_files_omits_concurrently_deleted_files(tmp_path: Path, monkeypatch
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", vanish)
-    found = shown(LocalFileSystem(), tmp_path)
+    names = shown(LocalFileSystem(), tmp_path)
     gone = scanned[1].removeprefix(f"{tmp_path}/")
-    assert found == {f"{name}/file" for name in ("a", "b", "c") if name != gone}
+    assert names == {f"{name}/file" for name in ("a", "b", "c") if name != gone}
 
 
 # What is done ahead

@@ -240,7 +240,7 @@ class Stalling(Handler):
         server.event.wait(60)
         body = self.rfile.read(int(self.headers["Content-Length"]))
         with server.lock:
-            server.taken += len(body)
+            server.byte_count += len(body)
             server.now -= 1
         self.answer()
 
@@ -254,20 +254,20 @@ class Stalling(Handler):
 def stalling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     with s3_of(Stalling, monkeypatch) as server:
         server.event, server.lock = threading.Event(), threading.Lock()
-        server.now = server.most = server.taken = 0
+        server.now = server.most = server.byte_count = 0
         yield server
         server.event.set()
 
 
 def test_upload_holds_few_parts_and_sends_three_at_a_time(stalling: Any) -> None:
     output = driver_of("s3://bucket").open_output("bucket/file")
-    written = 0
+    size = 0
 
     def write() -> None:
-        nonlocal written
+        nonlocal size
         for _ in range(200):
             output.write(bytes(MIB))
-            written += MIB
+            size += MIB
 
     thread = threading.Thread(target=write, daemon=True)
     thread.start()
@@ -276,15 +276,15 @@ def test_upload_holds_few_parts_and_sends_three_at_a_time(stalling: Any) -> None
         assert time.monotonic() < deadline
         time.sleep(0.01)
     time.sleep(0.5)
-    stopped_at = written
+    stopped_at = size
     assert stalling.now == 3
     assert 3 * PART <= stopped_at <= 5 * PART
     time.sleep(0.5)
-    assert written == stopped_at
+    assert size == stopped_at
     stalling.event.set()
     thread.join(30)
     output.close()
-    assert stalling.taken == written == 200 * MIB
+    assert stalling.byte_count == size == 200 * MIB
     assert stalling.most == 3
 
 

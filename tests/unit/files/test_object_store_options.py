@@ -203,9 +203,9 @@ def test_azure_options_are_those_of_obstore_and_of_a_connection_string(
 def test_azure_account_is_that_of_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", CONNECTION)
     first, path = open_file_system("abfss://c@one.dfs.core.windows.net/a b/50%25")
-    other, _ = open_file_system("abfss://c@two.dfs.core.windows.net/a b/50%25")
+    second, _ = open_file_system("abfss://c@two.dfs.core.windows.net/a b/50%25")
     assert path == "c/a b/50%25"
-    configs = [files.wrapped._clients._config for files in (first, other)]  # type: ignore[attr-defined]
+    configs = [files.wrapped._clients._config for files in (first, second)]  # type: ignore[attr-defined]
     assert [config["account_name"] for config in configs] == ["one", "two"]
     assert first.url(path) == "abfs://c/a b/50%25"
     assert open_file_system("az://c/x")[0].url("c/x") == "az://c/x"
@@ -400,5 +400,5 @@ def test_error_of_a_provider_of_credentials_is_kept() -> None:
         "External AWS credential provider: ValueError: no profile"
     )
     assert converted(error, "b/k", credentials=cause) is cause
-    other = KeyError("of another library")
-    assert converted(other, "b/k") is other
+    foreign_error = KeyError("of another library")
+    assert converted(foreign_error, "b/k") is foreign_error

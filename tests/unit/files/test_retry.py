@@ -100,12 +100,12 @@ class Flaky:
         self.files = MemoryFileSystem()
         self.scheme, self.url = self.files.scheme, self.files.url
         self.plan = list(plan)
-        self.made = 0
+        self.calls = 0
         self.meanwhile: Callable[[], None] = lambda: None
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
-            self.made += 1
+            self.calls += 1
             moment, failure = self.plan.pop(0) if self.plan else ("", "")
             error = (PASSING | LASTING)[failure]() if failure else None
             if moment == "before":
@@ -147,9 +147,9 @@ def test_every_call_is_retried_until_it_succeeds(pauses: list[float]) -> None:
         flaky.files.create("/d/old", b"old")
         operate(RetryingFileSystem(flaky))
         # What a create finds is read, to tell whether it is its own.
-        assert flaky.made >= 4
-        left = {status.path: flaky.files.read(status.path) for status in flaky.files.list_files("/d")}
-        assert left == expected
+        assert flaky.calls >= 4
+        contents = {status.path: flaky.files.read(status.path) for status in flaky.files.list_files("/d")}
+        assert contents == expected
     assert take_retries() == len(pauses) == 18
     assert take_retries() == 0
 
@@ -159,7 +159,7 @@ def test_final_answer_is_not_retried(pauses: list[float]) -> None:
         flaky = Flaky(("before", name))
         with pytest.raises(type(error())):
             RetryingFileSystem(flaky).read("/d/x")
-        assert flaky.made == 1
+        assert flaky.calls == 1
     files = RetryingFileSystem(MemoryFileSystem())
     files.create("/d/x", b"1")
     # Also with equal content: only a retry after a lost answer may accept the file as its own.
@@ -188,7 +188,7 @@ def test_backoff_is_exponential_with_equal_jitter(pauses: list[float]) -> None:
         with pytest.raises(OSError, match="reset") as failed:
             RetryingFileSystem(flaky, retries=8).read("/d/x")
         assert f"reset (tried 9 times within {sum(pauses[-8:]):.1f} s)" in str(failed.value)
-        assert flaky.made == 9
+        assert flaky.calls == 9
     for number in range(8):
         most = min(10.0, 0.2 * 2**number)
         at = pauses[number::8]
@@ -231,14 +231,14 @@ def test_zero_retries_make_one_call(pauses: list[float]) -> None:
     flaky = Flaky(("before", "time"))
     with pytest.raises(TimeoutError, match=r"^late$"):
         RetryingFileSystem(flaky, retries=0).read("/d/x")
-    assert (flaky.made, pauses, take_retries()) == (1, [], 0)
+    assert (flaky.calls, pauses, take_retries()) == (1, [], 0)
 
 
 def test_cancelled_request_is_not_retried(pauses: list[float]) -> None:
     flaky = Flaky(("before", "reset"))
     with within(RequestContext(60.0, lambda: False)), pytest.raises(ConnectionAbortedError):
         RetryingFileSystem(flaky).read("/d/x")
-    assert (flaky.made, len(pauses), take_retries()) == (1, 1, 0)
+    assert (flaky.calls, len(pauses), take_retries()) == (1, 1, 0)
 
 
 def test_retrying_file_system_forwards_every_method() -> None:

@@ -14,8 +14,8 @@ from tests.unit.storage.merged import attempt, metadata
 
 def encoded(*paths: str) -> bytes:
     objects = [
-        MergedObject(one, attempt(number), 0, data, zlib.crc32(data))
-        for number, one in enumerate(paths)
+        MergedObject(path, attempt(number), 0, data, zlib.crc32(data))
+        for number, path in enumerate(paths)
         if (data := bytes(metadata(number)))
     ]
     return bytes(encode_physical_file(attempt(0), objects))

@@ -32,7 +32,7 @@ FLAGS = MapStateDescriptor("flags", pa.int32(), pa.bool_())
 OPTIONS = CheckpointOptions(CheckpointStorageLocationReference.default())
 
 
-def written(
+def snapshot_of(
     backend: DefaultOperatorStateBackend, factory: CheckpointStreamFactory = MEMORY
 ) -> OperatorStateHandle | None:
     """Return the handle of a snapshot, which this thread writes."""

@@ -25,7 +25,7 @@ from tests.unit.operator_state.backends import (
     Point,
     PointSerializer,
     backend_with,
-    written,
+    snapshot_of,
 )
 
 USES = {
@@ -42,7 +42,7 @@ def test_backend_refuses_a_name_of_another_kind_of_state(first: str, second: str
     backend = DefaultOperatorStateBackend()
     state = USES[first](backend)
     if restored:
-        backend = DefaultOperatorStateBackend([written(backend)])
+        backend = DefaultOperatorStateBackend([snapshot_of(backend)])
     if first == second:
         assert restored or USES[second](backend) is state
         return
@@ -69,7 +69,7 @@ def test_backend_refuses_a_descriptor_of_another_kind(wrong: Any) -> None:
 def test_backend_refuses_an_incompatible_serializer_and_keeps_the_state(restored: bool) -> None:
     backend = backend_with(numbers=[1], flags={1: True})
     if restored:
-        backend = DefaultOperatorStateBackend([written(backend)])
+        backend = DefaultOperatorStateBackend([snapshot_of(backend)])
     why = r".* was written by .* cannot read" if restored else ".* Use one descriptor throughout a run"
     with pytest.raises(StateMigrationError, match=f"each element of list state 'numbers'{why}"):
         backend.get_list_state(ListStateDescriptor("numbers", pa.utf8()))
@@ -87,7 +87,7 @@ def test_restored_states_are_known_and_written_again_without_access() -> None:
         numbers=[3, 1, 2], offsets=offsets, union=["x", "ü"], rules={"r": [1], "s": []}, flags={}
     )
     for _ in range(3):
-        backend = DefaultOperatorStateBackend([None, written(backend)])
+        backend = DefaultOperatorStateBackend([None, snapshot_of(backend)])
         assert list(backend.registered_state_names) == ["numbers", "offsets", "union"]
         assert list(backend.registered_broadcast_state_names) == ["rules", "flags"]
     assert backend.get_list_state(NUMBERS).get() == [3, 1, 2]
@@ -98,11 +98,11 @@ def test_restored_states_are_known_and_written_again_without_access() -> None:
 
 
 def test_backend_migrates_a_widened_state_to_its_new_type() -> None:
-    handle = written(backend_with(flags={7: True}))
+    handle = snapshot_of(backend_with(flags={7: True}))
     wide = MapStateDescriptor("flags", pa.int64(), pa.bool_())
     restored = DefaultOperatorStateBackend([handle])
     restored.get_broadcast_state(wide).put(2**40, False)
-    again = DefaultOperatorStateBackend([written(restored)])
+    again = DefaultOperatorStateBackend([snapshot_of(restored)])
     with pytest.raises(StateMigrationError):
         again.get_broadcast_state(FLAGS)
     assert again.get_broadcast_state(wide).immutable_entries == {7: True, 2**40: False}
@@ -118,18 +118,18 @@ def test_restore_reads_each_stream_with_its_own_serializer() -> None:
     old.get_broadcast_state(MapStateDescriptor("m", pa.int8(), pa.int8())).put_all({1: 1, 2: 2})
     new.get_list_state(points(2)).update([Point(5, 6)])
     new.get_broadcast_state(MapStateDescriptor("m", pa.int64(), pa.int8())).put_all({2: 3})
-    merged = DefaultOperatorStateBackend([written(old), written(new)])
+    merged = DefaultOperatorStateBackend([snapshot_of(old), snapshot_of(new)])
     # Neither is accessed: both serializers go into the next stream.
-    restored = DefaultOperatorStateBackend([written(merged)])
+    restored = DefaultOperatorStateBackend([snapshot_of(merged)])
     assert restored.get_list_state(points(2)).get() == [Point(1, 2), Point(3, 4), Point(5, 6)]
     entries = restored.get_broadcast_state(MapStateDescriptor("m", pa.int64(), pa.int8())).immutable_entries
     assert entries == {1: 1, 2: 3}
     with pytest.raises(StateMigrationError):
-        DefaultOperatorStateBackend([written(merged)]).get_list_state(points(1))
+        DefaultOperatorStateBackend([snapshot_of(merged)]).get_list_state(points(1))
 
 
 def test_backend_refuses_a_restore_into_existing_state() -> None:
-    handle = written(backend_with(numbers=[1]))
+    handle = snapshot_of(backend_with(numbers=[1]))
     backend = DefaultOperatorStateBackend()
     backend.restore(None)
     backend.restore([])

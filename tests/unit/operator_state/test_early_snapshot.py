@@ -334,7 +334,7 @@ def test_block_that_raises_leaves_nothing_of_its_snapshot(
 def test_block_that_raises_leaves_the_published_part_of_another_driver(
     state: QueryOperatorState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = opened(tmp_path)
+    other_driver = opened(tmp_path)
     goes_on = threading.Event()
     open_output = LocalFileSystem.open_output
 
@@ -350,8 +350,8 @@ def test_block_that_raises_leaves_the_published_part_of_another_driver(
             change(store, 1)
             store.snapshot()
             # There is no file of the first part yet, so both have one name.
-            with other.batch(1) as others:
-                change(others, 7)
+            with other_driver.batch(1) as other_store:
+                change(other_store, 7)
             goes_on.set()
             wait_for_writers()
             raise ZeroDivisionError
@@ -419,7 +419,7 @@ def test_snapshot_that_cannot_be_taken_can_be_taken_again(state: QueryOperatorSt
 def test_late_driver_with_a_snapshot_does_not_replace_a_published_batch(
     state: QueryOperatorState, tmp_path: Path
 ) -> None:
-    other = opened(tmp_path)
+    other_driver = opened(tmp_path)
 
     def be_late() -> None:
         with state.batch(1) as store:
@@ -427,9 +427,9 @@ def test_late_driver_with_a_snapshot_does_not_replace_a_published_batch(
             store.snapshot()
             wait_for_writers()
             # It takes what is written for that of a driver that has ended, and discards it.
-            with other.batch(1) as others:
-                change(others, 7)
-                others.snapshot()
+            with other_driver.batch(1) as other_store:
+                change(other_store, 7)
+                other_store.snapshot()
 
     with pytest.raises(CheckpointIOError, match="could not publish"):
         be_late()

@@ -37,11 +37,11 @@ def run(
     location: str, batch: int, parallelism: int, change: Change, only: Sequence[int] | None = None
 ) -> list[Any]:
     """Run a batch on all subtasks or some; return what the change returned for each."""
-    found = []
+    results = []
     for subtask in range(parallelism) if only is None else only:
         with opened(location, subtask, parallelism).batch(batch) as store:
-            found.append(change(store, subtask))
-    return found
+            results.append(change(store, subtask))
+    return results
 
 
 def items(store: Any, _: int = 0) -> list[int]:
@@ -145,7 +145,10 @@ def test_part_without_metadata_does_not_complete_a_batch(tmp_path: Path) -> None
 def test_subtask_leaves_what_others_of_its_parallelism_are_writing(tmp_path: Path) -> None:
     run(str(tmp_path), 0, 2, nothing)
     root = tmp_path / "operator-state" / "sink"
-    writing = {subtask: root / f"chk-1_00000002{of:04x}{subtask:04x}" for subtask, of in ((1, 2), (0, 5))}
+    writing = {
+        subtask: root / f"chk-1_00000002{parallelism:04x}{subtask:04x}"
+        for subtask, parallelism in ((1, 2), (0, 5))
+    }
     for directory in writing.values():
         directory.mkdir()
         (directory / "1-stream").write_bytes(b"not published yet")
@@ -191,8 +194,8 @@ def test_part_with_metadata_of_another_is_refused(
     context = HandleContext(LocalFileSystem(), str(path.parent))
     metadata = decode_operators(path.read_bytes(), context, "here")
     (handle,) = metadata.operator_states["sink"].subtasks.values()
-    other = handle if is_state else ByteStreamStateHandle("bytes", b"1")
-    state = OperatorState("sink", parallelism, parallelism, {subtask: other})
+    part = handle if is_state else ByteStreamStateHandle("bytes", b"1")
+    state = OperatorState("sink", parallelism, parallelism, {subtask: part})
     changed = replace(metadata, operator_states={"sink": state}, **changes)
     path.write_bytes(encode_operators(changed, context))
     problem = (
@@ -221,11 +224,15 @@ def test_state_part_refuses_other_ids(attempt_id: str | None) -> None:
 
 def parts(*runs: tuple[int, int, Sequence[int]]) -> list[StatePart]:
     """Return parts of batch 1, by attempt, parallelism and subtasks."""
-    return [StatePart(1, attempt, subtask, of) for attempt, of, subtasks in runs for subtask in subtasks]
+    return [
+        StatePart(1, attempt, subtask, parallelism)
+        for attempt, parallelism, subtasks in runs
+        for subtask in subtasks
+    ]
 
 
 @pytest.mark.parametrize(
-    ("found", "attempts"),
+    ("stored_parts", "attempts"),
     [
         # The newest attempt of each subtask.
         (parts((1, 2, [0, 1]), (3, 2, [1])), [1, 3]),
@@ -240,7 +247,9 @@ def parts(*runs: tuple[int, int, Sequence[int]]) -> list[StatePart]:
         (parts((2, 4, range(4)), (2, 2, range(2))), None),
     ],
 )
-def test_complete_parts_are_those_of_the_last_run(found: list[StatePart], attempts: list[int] | None) -> None:
-    complete = complete_parts(found)
+def test_complete_parts_are_those_of_the_last_run(
+    stored_parts: list[StatePart], attempts: list[int] | None
+) -> None:
+    complete = complete_parts(stored_parts)
     assert (complete and [part.attempt for part in complete]) == attempts
     assert complete is None or [part.subtask for part in complete] == list(range(len(complete)))

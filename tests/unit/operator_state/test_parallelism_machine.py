@@ -86,7 +86,7 @@ class ParallelMachine(RuleBasedStateMachine):
 
     def change(self, store: Any, share: dict[str, list[int]], counts: list[int], *, keeps_own: bool) -> dict:
         """Compare a subtask's state with the model's share, change it, and return what it should be."""
-        left = dict(share)
+        expected = dict(share)
         for name, count in zip(SPLIT, counts, strict=False):
             # A state that is not accessed stays as it is.
             if count == 0:
@@ -96,15 +96,15 @@ class ParallelMachine(RuleBasedStateMachine):
             added = list(range(self.created, self.created + count))
             self.created += count
             state.add_all(added)
-            left[name] = [*share.get(name, []), *added]
+            expected[name] = [*share.get(name, []), *added]
         if counts[2] or keeps_own:
             union = store.get_union_list_state(of_lists(UNION))
             assert union.get() == share.get(UNION, []), UNION
             added = list(range(self.created, self.created + counts[2]))
             self.created += counts[2]
-            left[UNION] = [*(() if keeps_own else share.get(UNION, [])), *added]
-            union.update(left[UNION])
-        return left
+            expected[UNION] = [*(() if keeps_own else share.get(UNION, [])), *added]
+            union.update(expected[UNION])
+        return expected
 
     @rule(
         parallelism=st.integers(1, 7),
@@ -131,14 +131,14 @@ class ParallelMachine(RuleBasedStateMachine):
         earlier = {batch: model for batch, model in self.history.items() if batch < self.next}
         before = earlier[max(earlier)] if earlier else Model()
         shares = before.rescaled(parallelism)
-        left: list[dict[str, list[int]]] = [{} for _ in shares]
+        lists: list[dict[str, list[int]]] = [{} for _ in shares]
         rules = before.rules | (dict([entry]) if entry else {})
         # Once subtasks have begun, they may have discarded all that is older.
         self.history = {batch: earlier[batch] for batch in sorted(earlier)[1 - RETAINED :]}
         subtasks = list(range(parallelism))
         order.shuffle(subtasks)
-        for done, subtask in enumerate(subtasks):
-            if done == dies_after:
+        for position, subtask in enumerate(subtasks):
+            if position == dies_after:
                 self.objects.clear()
                 return
             for attempt in [failures[subtask], "none"][failures[subtask] == "none" :]:
@@ -147,7 +147,7 @@ class ParallelMachine(RuleBasedStateMachine):
                         broadcast = store.get_broadcast_state(RULES)
                         assert dict(broadcast.items()) == before.rules
                         broadcast.put_all(rules)
-                        left[subtask] = self.change(
+                        lists[subtask] = self.change(
                             store,
                             shares[subtask],
                             counts[subtask],
@@ -163,16 +163,16 @@ class ParallelMachine(RuleBasedStateMachine):
                 if attempt == "after the block":
                     # Published, and the executor is lost.
                     del self.objects[subtask, parallelism]
-        self.history[self.next] = Model(left, rules)
+        self.history[self.next] = Model(lists, rules)
         files, root = open_file_system(self.location)
         stored = OperatorStateDirectory(files, f"{root.rstrip('/')}/operator-state/sink", "sink").list()
-        wanted = [
+        expected = [
             (batch, subtask) for batch, model in self.history.items() for subtask in range(len(model.lists))
         ]
-        found = sorted((part.batch, part.subtask) for part in stored)
+        keys = sorted((part.batch, part.subtask) for part in stored)
         # Older ones are left if a driver died before all its subtasks had begun.
-        assert [one for one in found if one[0] >= min(self.history)] == wanted
-        assert len({batch for batch, _ in found}) <= RETAINED
+        assert [key for key in keys if key[0] >= min(self.history)] == expected
+        assert len({batch for batch, _ in keys}) <= RETAINED
         if is_committed:
             self.next += 1
 

@@ -164,19 +164,19 @@ def test_failed_write_leaves_no_files_and_the_batch_can_run_again(
 
 def test_late_driver_does_not_replace_a_published_batch(tmp_path: Path) -> None:
     large = ListStateDescriptor("large", pa.binary())
-    late, other = opened(str(tmp_path)), opened(str(tmp_path))
+    late, other_driver = opened(str(tmp_path)), opened(str(tmp_path))
     add(late, 0, 0)
 
     def be_late() -> None:
         with late.batch(1) as store:
             store.get_list_state(large).add(b"late" * 30_000)
-            with other.batch(1) as others:
-                others.get_list_state(large).add(b"other" * 30_000)
+            with other_driver.batch(1) as other_store:
+                other_store.get_list_state(large).add(b"other" * 30_000)
 
     with pytest.raises(CheckpointExistsError, match="never replaced") as raised:
         be_late()
     assert "another driver" in str(raised.value.__notes__)
-    assert other.batches() == [0, 1]
+    assert other_driver.batches() == [0, 1]
     assert opened(str(tmp_path)).read().get_list_state(large).get() == [b"other" * 30_000]
     assert len(files_below(tmp_path)) == 3
 
@@ -188,21 +188,24 @@ class QueryMachine(RuleBasedStateMachine):
         super().__init__()
         self.location = f"memory://{uuid.uuid4()}"
         self.state = opened(self.location, num_retained=50)
-        self.other = opened(self.location, num_retained=50)
+        self.other_driver = opened(self.location, num_retained=50)
         self.history: dict[int, tuple[list[int], dict[str, str]]] = {}
         self.next = 0
 
     def work(self, store: object, batch: int, values: list[int], entries: dict[str, str | None]) -> None:
-        wanted, rules = self.before(batch)
+        values_before, rules = self.before(batch)
         offsets, broadcast = store.get_list_state(OFFSETS), store.get_broadcast_state(RULES)
-        assert (offsets.get(), dict(broadcast.items())) == (wanted, rules)
+        assert (offsets.get(), dict(broadcast.items())) == (values_before, rules)
         offsets.add_all(values)
         for key, value in entries.items():
             if value is None:
                 broadcast.remove(key)
             else:
                 broadcast.put(key, value)
-        self.made = ([*wanted, *values], {k: v for k, v in (rules | entries).items() if v is not None})
+        self.state_after = (
+            [*values_before, *values],
+            {k: v for k, v in (rules | entries).items() if v is not None},
+        )
 
     def before(self, batch: int) -> tuple[list[int], dict[str, str]]:
         earlier = [number for number in self.history if number < batch]
@@ -211,18 +214,18 @@ class QueryMachine(RuleBasedStateMachine):
     @rule(
         values=st.lists(st.integers(-9, 9), max_size=3),
         entries=st.dictionaries(st.sampled_from("abc"), st.none() | st.text(max_size=3), max_size=3),
-        done=st.booleans(),
+        is_committed=st.booleans(),
         early=st.booleans(),
     )
-    def run(self, values: list[int], entries: dict[str, str | None], done: bool, early: bool) -> None:
+    def run(self, values: list[int], entries: dict[str, str | None], is_committed: bool, early: bool) -> None:
         with self.state.batch(self.next) as store:
             self.work(store, self.next, values, entries)
             if early:
                 store.snapshot()
-        self.history = {n: kept for n, kept in self.history.items() if n < self.next}
-        self.history[self.next] = self.made
+        self.history = {n: state for n, state in self.history.items() if n < self.next}
+        self.history[self.next] = self.state_after
         # Otherwise the driver fails before Spark logs the commit.
-        if done:
+        if is_committed:
             self.next += 1
 
     @rule(early=st.booleans())
@@ -237,7 +240,7 @@ class QueryMachine(RuleBasedStateMachine):
 
     @rule()
     def another_driver_takes_over(self) -> None:
-        self.state, self.other = self.other, self.state
+        self.state, self.other_driver = self.other_driver, self.state
 
     @precondition(lambda self: self.next > 0)
     @rule(data=st.data())
@@ -250,8 +253,8 @@ class QueryMachine(RuleBasedStateMachine):
         assert reader.batches() == sorted(self.history)
         if self.history:
             newest = reader.read()
-            wanted, rules = self.history[max(self.history)]
-            assert newest.get_list_state(OFFSETS).get() == wanted
+            values, rules = self.history[max(self.history)]
+            assert newest.get_list_state(OFFSETS).get() == values
             assert dict(newest.get_broadcast_state(RULES).items()) == rules
 
 

@@ -39,10 +39,10 @@ def add(
             location, "own", subtask=subtask, parallelism=parallelism, num_retained=2, fsync=fsync
         )
         with state.batch(batch) as store:
-            seen = store.get_list_state(SEEN)
+            list_state = store.get_list_state(SEEN)
             if subtask == parallelism - 1:
-                seen.add(value)
-            elements += seen.get()
+                list_state.add(value)
+            elements += list_state.get()
             if early:
                 store.snapshot()
     return elements
@@ -67,21 +67,21 @@ def run(
     for batch in (0, 1):
         add(location, batch, values[batch], fsync=model.fsync, parallelism=parallelisms[batch])
     model.fs.inject(*([fault] if fault else []))
-    done = False
+    is_published = False
     try:
         add(location, 2, values[2], fsync=model.fsync, parallelism=parallelisms[2], early=early)
-        done = True
+        is_published = True
     except (StateStoreError, CrashedError):
         pass
     calls = model.fs.calls
     model.fs.restart()
     assert read(location, 1) == values[:2]
-    assert read(location, 2) in ([values[:3]] if done else [None, values[:3]])
+    assert read(location, 2) in ([values[:3]] if is_published else [None, values[:3]])
     if model.fsync:
         model.fs.crash()
         model.fs.restart()
         assert read(location, 1) == values[:2]
-        assert not done or read(location, 2) == values[:3]
+        assert not is_published or read(location, 2) == values[:3]
     # Spark repeats the batch, and continues.
     for batch, parallelism in zip((2, 3), parallelisms[3:], strict=True):
         elements = add(location, batch, values[batch], fsync=model.fsync, parallelism=parallelism)
@@ -136,7 +136,7 @@ def test_damage_to_any_byte_is_detected(tmp_path: Path) -> None:
     metadata = sorted(tmp_path.glob("operator-state/own/chk-*/_metadata"))
     for path in sorted(tmp_path.glob("operator-state/own/chk-1_*/*")):
         stride = 1 if path.name == "_metadata" or EFFORT > 1 else 997
-        swaps = replacements(path, [other for other in metadata if path.name == "_metadata"])
+        swaps = replacements(path, [file for file in metadata if path.name == "_metadata"])
         for damage in (*flips(path, stride=stride), *cuts(path, stride=stride), *swaps):
             if damage.data is None and path.name == "_metadata":
                 # As of a batch that had no state; the one before then counts.

@@ -172,11 +172,11 @@ def checkpoints(draw: Any) -> list[list[OperatorStreamStateHandle | None]]:
 @given(checkpoints(), st.lists(st.integers(1, 6), min_size=1, max_size=3))
 def test_repartitioner_loses_duplicates_and_reorders_no_element(previous: Any, steps: list[int]) -> None:
     everything = [h for handles in previous for h in handles]
-    known = {name for h in everything if h for name in h.state_name_to_partition_offsets}
+    state_names = {name for h in everything if h for name in h.state_name_to_partition_offsets}
     current = previous
     for new in steps:
         result = repartition(current, new)
-        for name in known:
+        for name in state_names:
             parts = [elements(handles, name) for handles in result]
             expected = elements(everything, name)
             if modes[name] is SPLIT:

@@ -34,9 +34,9 @@ from spark_statestore.operator_state import (
 from spark_statestore.operator_state.stream_format import encode_elements
 from spark_statestore.storage.operator_handles import Mode, OperatorStreamStateHandle, StateMetaInfo
 from spark_statestore.storage.stream_handles import ByteStreamStateHandle
-from tests.unit.operator_state.backends import NUMBERS, RULES, UNION, backend_with, written
+from tests.unit.operator_state.backends import NUMBERS, RULES, UNION, backend_with, snapshot_of
 
-SAMPLE = written(backend_with(numbers=[1, 2], union=["u"], rules={"r": [1]}))
+SAMPLE = snapshot_of(backend_with(numbers=[1, 2], union=["u"], rules={"r": [1]}))
 STREAM = SAMPLE.as_bytes_if_in_memory()
 STATES = SAMPLE.state_name_to_partition_offsets
 
@@ -58,8 +58,8 @@ def with_meta(meta: Any) -> bytes:
 
 
 def test_restore_appends_lists_and_overwrites_maps_in_handle_order() -> None:
-    first = written(backend_with(numbers=[1, 2], union=["a"], rules={"r": [1], "s": [1]}))
-    second = written(backend_with(numbers=[3], union=["a", "b"], rules={"s": [2], "t": [2]}))
+    first = snapshot_of(backend_with(numbers=[1, 2], union=["a"], rules={"r": [1], "s": [1]}))
+    second = snapshot_of(backend_with(numbers=[3], union=["a", "b"], rules={"s": [2], "t": [2]}))
     backend = restore(first, None, second)
     assert backend.get_list_state(NUMBERS).get() == [1, 2, 3]
     assert backend.get_union_list_state(UNION).get() == ["a", "a", "b"]
@@ -78,7 +78,7 @@ def test_restore_reads_only_the_offsets_of_the_handle() -> None:
 
 
 def test_restore_registers_broadcast_state_without_offsets() -> None:
-    again = written(restore(handle(STREAM, {"numbers": STATES["numbers"]})))
+    again = snapshot_of(restore(handle(STREAM, {"numbers": STATES["numbers"]})))
     assert len(again.state_name_to_partition_offsets["rules"].offsets) == 1
     assert restore(again).get_broadcast_state(RULES).immutable_entries == {}
 
@@ -172,7 +172,7 @@ def test_restore_refuses_streams_with_conflicting_kinds_of_a_state() -> None:
     split.get_list_state(ListStateDescriptor("a", pa.int8()))
     union.get_union_list_state(ListStateDescriptor("a", pa.int8()))
     broadcast.get_broadcast_state(MapStateDescriptor("a", pa.int8(), pa.int8()))
-    handles = {"SPLIT": written(split), "UNION": written(union), "BROADCAST": written(broadcast)}
+    handles = {"SPLIT": snapshot_of(split), "UNION": snapshot_of(union), "BROADCAST": snapshot_of(broadcast)}
     for before, now in permutations(handles, 2):
         with pytest.raises(IllegalStateError, match=rf"'a' is {before}.* and {now}.* in another"):
             restore(handles[before], handles[now])
@@ -240,7 +240,7 @@ def test_failed_access_keeps_the_restored_state() -> None:
 
     backend = DefaultOperatorStateBackend()
     backend.get_list_state(ListStateDescriptor("b", BytesSerializer())).add(b"1")
-    backend = restore(written(backend))
+    backend = restore(snapshot_of(backend))
     message = "element b'1' of list state 'b' could not be read .*not today"
     with pytest.raises(CorruptCheckpointError, match=message):
         backend.get_list_state(ListStateDescriptor("b", Picky()))

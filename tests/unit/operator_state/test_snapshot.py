@@ -39,7 +39,7 @@ from tests.unit.operator_state.backends import (
     RULES,
     UNION,
     backend_with,
-    written,
+    snapshot_of,
 )
 
 
@@ -100,16 +100,16 @@ class Counting(CheckpointStreamFactory):
 
 def test_snapshot_opens_one_exclusive_stream_or_none_without_state() -> None:
     factory = Counting()
-    assert written(DefaultOperatorStateBackend(), factory) is None
+    assert snapshot_of(DefaultOperatorStateBackend(), factory) is None
     assert factory.scopes == []
-    assert written(backend_with(**full()), factory) is not None
+    assert snapshot_of(backend_with(**full()), factory) is not None
     assert factory.scopes == [CheckpointedStateScope.EXCLUSIVE]
-    assert written(backend_with(**full()), Counting(reliable=False)) is None
+    assert snapshot_of(backend_with(**full()), Counting(reliable=False)) is None
 
 
 def test_snapshot_excludes_later_changes() -> None:
     backend = backend_with(**full())
-    handle = written(backend)
+    handle = snapshot_of(backend)
     backend.get_list_state(OFFSETS).get()[0]["parts"].append(99)
     backend.get_list_state(OFFSETS).get()[1]["topic"] = "changed"
     backend.get_list_state(NUMBERS).add(4)
@@ -134,8 +134,8 @@ def test_storage_failure_fails_only_the_snapshot(tmp_path: Path) -> None:
         (MemCheckpointStreamFactory(10), StateTooLargeError),
     ):
         with pytest.raises(error):
-            written(backend, factory)
-    assert content(DefaultOperatorStateBackend([written(backend)])) == full()
+            snapshot_of(backend, factory)
+    assert content(DefaultOperatorStateBackend([snapshot_of(backend)])) == full()
 
 
 @pytest.mark.parametrize("name", ["list", "broadcast"])
@@ -212,7 +212,7 @@ def test_large_states_are_written_in_several_pieces() -> None:
     backend.get_list_state(descriptor).update(elements)
     entries = dict(enumerate(elements))
     backend.get_broadcast_state(MapStateDescriptor("map", pa.int8(), pa.binary())).put_all(entries)
-    restored = DefaultOperatorStateBackend([written(backend, MemCheckpointStreamFactory(1 << 25))])
+    restored = DefaultOperatorStateBackend([snapshot_of(backend, MemCheckpointStreamFactory(1 << 25))])
     assert restored.get_list_state(descriptor).get() == elements
     state = restored.get_broadcast_state(MapStateDescriptor("map", pa.int8(), pa.binary()))
     assert dict(state.items()) == entries
@@ -231,7 +231,7 @@ def test_snapshot_has_no_16_bit_limits() -> None:
     long = "n" * 70_000
     backend.get_list_state(ListStateDescriptor(long, pa.int8())).add(1)
     backend.get_list_state(ListStateDescriptor("\ud800 ünï", pa.int8())).add(2)
-    restored = DefaultOperatorStateBackend([written(backend)])
+    restored = DefaultOperatorStateBackend([snapshot_of(backend)])
     assert restored.get_list_state(ListStateDescriptor(long, pa.int8())).get() == [1]
     assert restored.get_list_state(ListStateDescriptor("\ud800 ünï", pa.int8())).get() == [2]
     many = [ListMetaInfo(str(n), Mode.UNION, ({"serializer": "bytes"},)) for n in range((1 << 16) + 1)]
