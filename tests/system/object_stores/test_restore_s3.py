@@ -11,7 +11,7 @@ from spark_statestore.errors import CheckpointExistsError, CorruptCheckpointErro
 from spark_statestore.query import QueryCheckpoint
 from tests.support.s3 import list_objects, put_object
 from tests.system.object_stores.test_s3 import bucket, endpoint, pytestmark  # noqa: F401
-from tests.unit.rescaling.test_redistribute import BATCH, SOME, kept, where, write
+from tests.unit.rescaling.test_redistribute import BATCH, SOME, rows_by_partition, where, write
 from tests.unit.savepoints.written_query import WrittenQuery, content
 
 
@@ -64,8 +64,8 @@ def test_rescale_to_and_on_s3(bucket: str, tmp_path: Path) -> None:  # noqa: F81
     before = write(tmp_path / "old", 4, SOME)
     assert rescale(before.url, f"s3a://{bucket}/new", 7, stopped=True) == BATCH
     assert rescale(f"s3://{bucket}/new", f"s3://{bucket}/again", 4, stopped=True) == BATCH
-    assert kept(QueryCheckpoint(f"s3://{bucket}/new")) == where(SOME, 7)
-    assert kept(QueryCheckpoint(f"s3://{bucket}/again")) == where(SOME, 4)
+    assert rows_by_partition(QueryCheckpoint(f"s3://{bucket}/new")) == where(SOME, 7)
+    assert rows_by_partition(QueryCheckpoint(f"s3://{bucket}/again")) == where(SOME, 4)
 
 
 def test_rejected_rescale_leaves_no_objects(bucket: str, tmp_path: Path) -> None:  # noqa: F811

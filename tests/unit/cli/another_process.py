@@ -25,7 +25,7 @@ def run_elsewhere(commands: Sequence[Sequence[str]], timeout: float = 120) -> li
     list of tuple
         Of each the exit code and what it printed, as JSON.
     """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "tests.unit.cli.another_process"],
         input=json.dumps(list(map(list, commands))),
         capture_output=True,
@@ -34,8 +34,8 @@ def run_elsewhere(commands: Sequence[Sequence[str]], timeout: float = 120) -> li
         timeout=timeout,
         cwd=ROOT,
     )
-    assert done.returncode == 0, done.stderr
-    return [(code, json.loads(output)) for code, output in json.loads(done.stdout)]
+    assert process.returncode == 0, process.stderr
+    return [(code, json.loads(output)) for code, output in json.loads(process.stdout)]
 
 
 def main() -> None:

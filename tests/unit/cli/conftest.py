@@ -12,8 +12,8 @@ from tests.unit.query.stored_query import StoredQuery
 @pytest.fixture
 def query(tmp_path: Path) -> StoredQuery:
     """Return a query of three batches: 100 words, then one in each partition, then one."""
-    made = StoredQuery(tmp_path / "checkpoint")
-    made.run(**{f"{'w' * (number % 7)}{number}": number for number in range(100)})
-    made.run(ann=1, carl=2)
-    made.run(ann=3)
-    return made
+    stored_query = StoredQuery(tmp_path / "checkpoint")
+    stored_query.run(**{f"{'w' * (number % 7)}{number}": number for number in range(100)})
+    stored_query.run(ann=1, carl=2)
+    stored_query.run(ann=3)
+    return stored_query

@@ -24,23 +24,23 @@ from tests.unit.cli.commands import invoke, node, output_of
 
 def commands(group: click.Group = app, prefix: str = "") -> dict[str, click.Command]:
     """All commands by name."""
-    found = {}
+    by_name = {}
     for name, command in group.commands.items():
-        found[prefix + name] = command
+        by_name[prefix + name] = command
         if isinstance(command, click.Group):
-            found |= commands(command, f"{prefix}{name}_")
-    return found
+            by_name |= commands(command, f"{prefix}{name}_")
+    return by_name
 
 
 def top_level_imports(path: Path) -> set[str]:
     """Return the packages that a module imports when it is imported."""
-    found = set()
+    packages = set()
     for statement in ast.parse(path.read_text()).body:
         if isinstance(statement, ast.Import):
-            found |= {name.name.split(".")[0] for name in statement.names}
+            packages |= {name.name.split(".")[0] for name in statement.names}
         elif isinstance(statement, ast.ImportFrom) and statement.module is not None:
-            found.add(statement.module.split(".")[0])
-    return found
+            packages.add(statement.module.split(".")[0])
+    return packages
 
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -78,22 +78,22 @@ def test_cli_page_has_every_command_and_option() -> None:
         for name, command in commands().items()
         if not isinstance(command, click.Group)
     }
-    assert documented == {name: found - everywhere for name, found in options.items()}
+    assert documented == {name: option_names - everywhere for name, option_names in options.items()}
     for usage in sections:
         name = "_".join(word for word in usage.split() if word.islower())
-        wanted = [
+        arguments = [
             argument.name for argument in commands()[name].params if isinstance(argument, click.Argument)
         ]
-        assert [word.strip("[]").lower() for word in usage.split() if not word.islower()] == wanted
+        assert [word.strip("[]").lower() for word in usage.split() if not word.islower()] == arguments
 
 
 def test_module_is_executable() -> None:
     assert PROJECT["scripts"] == {"spark-statestore": "spark_statestore.cli.__main__:main"}
     assert run("--version").stdout == f"spark-statestore {__version__}\n"
-    done = run("ls", "/nowhere/at/all")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: ")
-    assert "Traceback" not in done.stderr
+    process = run("ls", "/nowhere/at/all")
+    assert (process.returncode, process.stdout) == (1, "")
+    assert process.stderr.startswith("error: ")
+    assert "Traceback" not in process.stderr
     assert run("nonsense").returncode == 2
 
 

@@ -30,15 +30,15 @@ def test_assess_prints_parts_operators_requests_and_the_estimate() -> None:
 
 
 def test_assess_as_json_has_every_query() -> None:
-    found = node("assess", HDFS_LOG, ROCKSDB_LOG, OUR_LOG)
-    assert [query["provider"] for query in found["queries"]] == ["HDFSBacked", "RocksDB", "spark-statestore"]
-    first, _, last = found["queries"]
+    report = node("assess", HDFS_LOG, ROCKSDB_LOG, OUR_LOG)
+    assert [query["provider"] for query in report["queries"]] == ["HDFSBacked", "RocksDB", "spark-statestore"]
+    first, _, last = report["queries"]
     assert (first["batches"], first["counted"], first["cores"]) == (41, 31, 2)
     assert first["estimate"]["low"] < first["estimate"]["milliseconds"] < first["milliseconds"]["total"]
     assert first["operators"][0]["rows"] == 300_000
     assert last["estimate"] is None
-    assert found["incomplete"] == []
-    assert found["prices"]["put"] == 0.005
+    assert report["incomplete"] == []
+    assert report["prices"]["put"] == 0.005
 
 
 def test_prices_and_cores_are_options(tmp_path: Path) -> None:

@@ -28,16 +28,16 @@ def program(path: Path, script: str) -> Path:
 
 def failed(*arguments: object) -> dict[str, str]:
     """Return the failed checks with their details."""
-    found = node("doctor", *arguments, code=1)
-    assert [check["name"] for check in found["checks"]] == CHECKS
-    return {check["name"]: check["detail"] for check in found["checks"] if not check["ok"]}
+    report = node("doctor", *arguments, code=1)
+    assert [check["name"] for check in report["checks"]] == CHECKS
+    return {check["name"]: check["detail"] for check in report["checks"] if not check["ok"]}
 
 
 def test_doctor_passes_on_this_machine(tmp_path: Path) -> None:
-    found = node("doctor", tmp_path / "state")
-    assert found["ok"]
-    assert [check["name"] for check in found["checks"]] == CHECKS
-    assert "17" in found["checks"][0]["detail"]
+    report = node("doctor", tmp_path / "state")
+    assert report["ok"]
+    assert [check["name"] for check in report["checks"]] == CHECKS
+    assert "17" in report["checks"][0]["detail"]
     # Nothing is left of what it tried.
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
@@ -48,10 +48,10 @@ def test_doctor_names_missing_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     python = program(tmp_path / "python", script)
     file = tmp_path / "file"
     file.touch()
-    found = failed(file, "--python", python)
-    assert set(found) == {"Java", "interpreter", "backend", "storage"}
-    assert "pyarrow" in found["interpreter"]
-    assert str(tmp_path) in found["Java"]
+    failures = failed(file, "--python", python)
+    assert set(failures) == {"Java", "interpreter", "backend", "storage"}
+    assert "pyarrow" in failures["interpreter"]
+    assert str(tmp_path) in failures["Java"]
     assert "FAILED" in output_of("doctor", file, "--python", python, code=1)
 
 
@@ -74,9 +74,9 @@ def test_doctor_continues_after_an_unexpected_error(tmp_path: Path, monkeypatch:
     jar.write_bytes(b"not a jar")
     monkeypatch.setattr("spark_statestore.jar_path", lambda *_: str(jar))
     monkeypatch.setattr("spark_statestore.cli.doctor._storage", lambda _: {}["unexpected"])
-    found = failed(tmp_path / "state", "--python", python)
-    assert set(found) == {"jar", "interpreter", "backend", "storage"}
-    assert all(found.values())
+    failures = failed(tmp_path / "state", "--python", python)
+    assert set(failures) == {"jar", "interpreter", "backend", "storage"}
+    assert all(failures.values())
     text = output_of("doctor", tmp_path / "state", "--python", python, code=1)
     assert text.count("FAILED") == 4
     assert all(check in text for check in CHECKS)
@@ -84,37 +84,37 @@ def test_doctor_continues_after_an_unexpected_error(tmp_path: Path, monkeypatch:
 
 def checkpoint_check(query: StoredQuery, *arguments: object, code: int = 0) -> tuple[str, dict[str, Any]]:
     """Return the last check, that of the checkpoint, and what each Spark can do."""
-    found = node("doctor", query.url, *arguments, code=code)
-    assert [check["name"] for check in found["checks"]] == [*CHECKS, "checkpoint"]
-    assert found["checks"][-1]["ok"] == (code == 0)
-    return found["checks"][-1]["detail"], found["spark"]
+    report = node("doctor", query.url, *arguments, code=code)
+    assert [check["name"] for check in report["checks"]] == [*CHECKS, "checkpoint"]
+    assert report["checks"][-1]["ok"] == (code == 0)
+    return report["checks"][-1]["detail"], report["spark"]
 
 
 def test_doctor_lists_the_sparks_that_continue_a_query(query: StoredQuery) -> None:
     before = query.files()
-    detail, sparks = checkpoint_check(query)
+    detail, support = checkpoint_check(query)
     assert detail == f"continues on Spark {', '.join(SUPPORTED_SPARK)}"
-    assert sparks == {spark: {"continues": True, "reasons": []} for spark in SUPPORTED_SPARK}
+    assert support == {spark: {"continues": True, "reasons": []} for spark in SUPPORTED_SPARK}
     assert query.files() == before
 
 
 def test_doctor_refuses_a_spark_that_cannot_continue_a_query(query: StoredQuery) -> None:
     query.put("offsets/2", (query.directory / "offsets/2").read_text().replace("v1\n", "v2\n", 1))
-    detail, sparks = checkpoint_check(query, "--spark", "4.1.4", code=1)
+    detail, support = checkpoint_check(query, "--spark", "4.1.4", code=1)
     assert detail.startswith(
         "Spark 4.1 cannot continue this query: continues on Spark 4.2, 4.3; not on 4.0, 4.1:"
     )
-    assert [spark for spark, found in sparks.items() if found["continues"]] == ["4.2", "4.3"]
-    assert all(found["reasons"] for found in sparks.values() if not found["continues"])
+    assert [spark for spark, answer in support.items() if answer["continues"]] == ["4.2", "4.3"]
+    assert all(answer["reasons"] for answer in support.values() if not answer["continues"])
     checkpoint_check(query, "--spark", "4.2")
     assert "does not support Spark 3.5" in checkpoint_check(query, "--spark", "3.5.9", code=1)[0]
 
 
 def test_doctor_names_a_damaged_checkpoint(query: StoredQuery) -> None:
     (query.directory / "offsets" / "2").write_text("v1\n[]")
-    found = node("doctor", query.url, code=1)
-    assert {check["name"] for check in found["checks"] if not check["ok"]} == {"checkpoint"}
-    assert "offsets/2" in found["checks"][-1]["detail"]
+    report = node("doctor", query.url, code=1)
+    assert {check["name"] for check in report["checks"] if not check["ok"]} == {"checkpoint"}
+    assert "offsets/2" in report["checks"][-1]["detail"]
 
 
 def test_doctor_takes_a_spark_with_a_checkpoint_only(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from tests.unit.query.stored_query import StoredQuery
 
 
 def test_ls_has_a_line_for_each_store(query: StoredQuery) -> None:
-    found = node("ls", query.url)
-    assert (found["batch"], found["oldest_batch"], found["newest_batch"], found["format"]) == (2, 0, 2, 2)
-    (store,) = found["stores"]
+    report = node("ls", query.url)
+    assert (report["batch"], report["oldest_batch"], report["newest_batch"], report["format"]) == (2, 0, 2, 2)
+    (store,) = report["stores"]
     assert store["rows"] == len(query.state()) == 102
     assert (store["operator"], store["name"], store["store"]) == (0, "stateStoreSave", "default")
     assert (store["partitions"], store["chain_length"], store["versions"]) == (2, 3, 3)
@@ -27,7 +27,7 @@ def test_ls_has_a_line_for_each_store(query: StoredQuery) -> None:
 def test_ls_by_partition_has_a_line_for_each_partition(query: StoredQuery) -> None:
     stores = node("ls", query.url, "--by-partition", "--batch", 0)["stores"]
     assert [(store["partition"], store["rows"], store["chain_length"]) for store in stores] == [
-        (partition, len(query.of(partition, query.left[0])), 1) for partition in (0, 1)
+        (partition, len(query.partition_rows(partition, query.states[0])), 1) for partition in (0, 1)
     ]
 
 
@@ -40,22 +40,22 @@ def test_ls_prints_a_table(query: StoredQuery) -> None:
 
 
 def test_show_prints_the_batch(query: StoredQuery) -> None:
-    found = node("show", query.url, "--batch", 1)
-    assert found["sources"] == ['{"logOffset": 1}']
-    assert found["timestamp_ms"] == 1_700_000_000_001
-    assert found["conf"] == {"spark.sql.shuffle.partitions": "2"}
-    assert [operator["stores"] for operator in found["operators"]] == [["default"]]
+    report = node("show", query.url, "--batch", 1)
+    assert report["sources"] == ['{"logOffset": 1}']
+    assert report["timestamp_ms"] == 1_700_000_000_001
+    assert report["conf"] == {"spark.sql.shuffle.partitions": "2"}
+    assert [operator["stores"] for operator in report["operators"]] == [["default"]]
     assert "spark.sql.shuffle.partitions" in output_of("show", query.url)
 
 
 def test_show_prints_a_store(query: StoredQuery) -> None:
-    found = node("show", query.url, "--operator", 0, "--partition", 0)
+    report = node("show", query.url, "--operator", 0, "--partition", 0)
     attempt_id = query.counted[-1][0]
-    assert (found["version"], found["attempt_id"]) == (3, attempt_id.id)
-    assert found["parent_attempt_id"] == query.counted[-2][0].id
-    chain = [(entry["version"], entry["full"], entry["inline"]) for entry in found["chain"]]
+    assert (report["version"], report["attempt_id"]) == (3, attempt_id.id)
+    assert report["parent_attempt_id"] == query.counted[-2][0].id
+    chain = [(entry["version"], entry["full"], entry["inline"]) for entry in report["chain"]]
     assert chain == [(1, True, False), (2, False, True), (3, False, True)]
-    assert found["column_families"][0]["rows"] == len(query.of(0, query.state()))
+    assert report["column_families"][0]["rows"] == len(query.partition_rows(0, query.state()))
     text = output_of("show", query.url, "--operator", 0, "--partition", 0)
     assert "word string" in text
     assert "full snapshot" in text
@@ -64,12 +64,12 @@ def test_show_prints_a_store(query: StoredQuery) -> None:
 def test_ls_lists_the_stores_beside_a_damaged_one(query: StoredQuery) -> None:
     (path,) = query.directory.glob("state/0/1/chk-3_*/_metadata")
     path.write_bytes(b"broken")
-    found = node("ls", query.url, "--by-partition", code=1)
-    whole, damaged = found["stores"]
+    report = node("ls", query.url, "--by-partition", code=1)
+    whole, damaged = report["stores"]
     assert (whole["partition"], whole["damaged"]) == (0, 0)
-    assert whole["rows"] == len(query.of(0, query.state()))
+    assert whole["rows"] == len(query.partition_rows(0, query.state()))
     assert (damaged["partition"], damaged["damaged"], damaged["rows"], damaged["bytes"]) == (1, 1, None, None)
-    (problem,) = found["problems"]
+    (problem,) = report["problems"]
     assert (problem["operator"], problem["partition"], problem["store"]) == (0, 1, "default")
     (store,) = node("ls", query.url, code=1)["stores"]
     assert (store["partitions"], store["damaged"], store["rows"]) == (2, 1, whole["rows"])

@@ -13,8 +13,8 @@ def spoil(query: StoredQuery) -> None:
 
 def test_verify_prints_an_intact_batch(query: StoredQuery) -> None:
     assert "batch 2 is intact: 2 stores" in output_of("verify", query.url)
-    found = node("verify", query.url, "--batch", 1)
-    assert (found["ok"], found["batch"], found["problems"]) == (True, 1, [])
+    report = node("verify", query.url, "--batch", 1)
+    assert (report["ok"], report["batch"], report["problems"]) == (True, 1, [])
 
 
 def test_verify_lists_problems(query: StoredQuery) -> None:
@@ -32,9 +32,9 @@ def test_repair_rolls_back(query: StoredQuery) -> None:
     assert query.files() == before
     assert node("repair", query.url, code=1)["error"]["type"] == "QueryRunningError"
     assert query.files() == before
-    done = node("repair", query.url, "--stopped")
-    assert (done["batch"], done["dry_run"]) == (1, False)
-    assert any(url.endswith("commits/2") for url in done["moved"])
+    report = node("repair", query.url, "--stopped")
+    assert (report["batch"], report["dry_run"]) == (1, False)
+    assert any(url.endswith("commits/2") for url in report["moved"])
     output_of("verify", query.url)
 
 

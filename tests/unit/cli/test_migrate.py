@@ -30,9 +30,9 @@ def test_state_is_taken(query: StoredQuery, started: StoredQuery, target: Path) 
     assert f"operator 0, default: {len(before)} keys of operator 0, default\n    key.word" in text
     assert text.endswith("dry run: nothing was written\n")
     assert not target.exists()
-    done = node("migrate", query.url, started.url, target, *column)
-    assert done["checkpoint"] == str(target)
-    assert done["states"][0]["columns"] == [
+    report = node("migrate", query.url, started.url, target, *column)
+    assert report["checkpoint"] == str(target)
+    assert report["states"][0]["columns"] == [
         ["key.word", "key.word"],
         ["value.count", "value.count + 1"],
     ]
@@ -40,8 +40,8 @@ def test_state_is_taken(query: StoredQuery, started: StoredQuery, target: Path) 
 
 
 def test_state_is_left(query: StoredQuery, started: StoredQuery, target: Path) -> None:
-    done = node("migrate", query.url, started.url, target, "--operator", "0=none", "--drop", "0")
-    assert done["dropped"] == [["operator 0 (stateStoreSave)", len(counts(query.url))]]
+    report = node("migrate", query.url, started.url, target, "--operator", "0=none", "--drop", "0")
+    assert report["dropped"] == [["operator 0 (stateStoreSave)", len(counts(query.url))]]
     assert counts(target) == {}
 
 

@@ -20,13 +20,13 @@ from tests.unit.query.stored_query import StoredQuery
 
 def test_plot_draws_a_png(query: StoredQuery, tmp_path: Path) -> None:
     file = tmp_path / "state.png"
-    found = node("plot", query.url, file)
+    report = node("plot", query.url, file)
     assert file.read_bytes().startswith(b"\x89PNG")
-    assert [(point["batch"], point["rows"]) for point in found["batches"]] == [
-        (batch, len(left)) for batch, left in enumerate(query.left)
+    assert [(point["batch"], point["rows"]) for point in report["batches"]] == [
+        (batch, len(state)) for batch, state in enumerate(query.states)
     ]
-    assert [(one["partition"], one["rows"]) for one in found["partitions"]] == [
-        (partition, len(query.of(partition, query.state()))) for partition in (0, 1)
+    assert [(point["partition"], point["rows"]) for point in report["partitions"]] == [
+        (partition, len(query.partition_rows(partition, query.state()))) for partition in (0, 1)
     ]
     assert "1 batches" in output_of("plot", query.url, file, "--batches", 1)
 
@@ -34,8 +34,8 @@ def test_plot_draws_a_png(query: StoredQuery, tmp_path: Path) -> None:
 def test_plot_omits_a_batch_without_retained_versions(query: StoredQuery, tmp_path: Path) -> None:
     for path in query.directory.glob("state/0/1/chk-1_*/_metadata"):
         path.unlink()
-    found = node("plot", query.url, tmp_path / "state.png")
-    assert [point["batch"] for point in found["batches"]] == [1, 2]
+    report = node("plot", query.url, tmp_path / "state.png")
+    assert [point["batch"] for point in report["batches"]] == [1, 2]
     for path in query.directory.glob("state/0/1/chk-3_*/_metadata"):
         path.unlink()
     output_of("plot", query.url, tmp_path / "state.png", code=1)
@@ -103,7 +103,7 @@ def test_partition_labels_are_not_decimals(partitions: int) -> None:
     assert labels[:1] == ["operator 0, partition 0"]
     assert 2 <= len(labels) <= 40
     extents = [label.get_window_extent() for label in axes.get_xticklabels()]
-    assert not any(one.overlaps(two) for one, two in itertools.pairwise(extents))
+    assert not any(first.overlaps(second) for first, second in itertools.pairwise(extents))
 
 
 def test_slow_batch_does_not_set_the_scale() -> None:

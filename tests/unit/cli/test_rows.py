@@ -88,7 +88,7 @@ def test_parse_key_accepts_typed_keys(
 
 
 @pytest.mark.parametrize(
-    ("value", "type_", "wanted"),
+    ("value", "type_", "operand"),
     [
         ("ann", pa.string(), "ann"),
         (7, pa.int64(), "7"),
@@ -104,20 +104,20 @@ def test_parse_key_accepts_typed_keys(
         (b"\1\2", pa.binary(), "0102"),
     ],
 )
-def test_matches_compares_values_with_their_text(value: object, type_: pa.DataType, wanted: object) -> None:
+def test_matches_compares_values_with_their_text(value: object, type_: pa.DataType, operand: object) -> None:
     column = pa.array([None, value], type_)
-    assert matches(column, wanted).fill_null(False).to_pylist() == [False, True]
+    assert matches(column, operand).fill_null(False).to_pylist() == [False, True]
     assert matches(column, None).to_pylist() == [True, False]
     # Text of a value as it is printed finds it again.
     assert matches(column, plain(value)).fill_null(False).to_pylist() == [False, True]
 
 
 def test_matches_refuses_a_value_of_another_type(query: StoredQuery) -> None:
-    for wanted, type_ in [
+    for operand, type_ in [
         ("x", pa.int64()),
         ({"a": 1}, pa.int64()),
         ({"b": 1}, pa.struct({"a": pa.int64()})),
     ]:
         with pytest.raises(click.UsageError):
-            matches(pa.array([None], type_), wanted)
+            matches(pa.array([None], type_), operand)
     assert invoke("get", query.url).exit_code == 2

@@ -16,8 +16,8 @@ from tests.unit.query.stored_query import StoredQuery
 
 def count(checkpoint: str | Path) -> dict[str, int]:
     """Return the counts that ``get`` prints for two words."""
-    found = [node("get", str(checkpoint), f'"{word}"')["rows"] for word in ("ann", "carl")]
-    return {row["key"]["word"]: row["value"]["count"] for rows in found for row in rows}
+    answers = [node("get", str(checkpoint), f'"{word}"')["rows"] for word in ("ann", "carl")]
+    return {row["key"]["word"]: row["value"]["count"] for rows in answers for row in rows}
 
 
 @pytest.mark.parametrize("kind", ["canonical", "pointer"])
@@ -27,34 +27,36 @@ def test_savepoint_commands_cover_its_life(query: StoredQuery, tmp_path: Path, k
     assert node("savepoint", "list", target, code=1)["error"]["type"] == "CheckpointNotFoundError"
     target.mkdir()
     assert "no savepoints" in output_of("savepoint", "list", target)
-    made = node("savepoint", "trigger", query.url, "--target", target, "--kind", kind)
-    assert (made["kind"], made["batch"]) == (kind, 2)
+    savepoint = node("savepoint", "trigger", query.url, "--target", target, "--kind", kind)
+    assert (savepoint["kind"], savepoint["batch"]) == (kind, 2)
     (listed,) = node("savepoint", "list", target)["savepoints"]
-    assert listed["path"] == made["path"]
-    assert node("savepoint", "show", made["path"])["query_id"] == made["query_id"]
-    text = output_of("savepoint", "show", made["path"])
-    assert made["path"] in text
+    assert listed["path"] == savepoint["path"]
+    assert node("savepoint", "show", savepoint["path"])["query_id"] == savepoint["query_id"]
+    text = output_of("savepoint", "show", savepoint["path"])
+    assert savepoint["path"] in text
     assert "{" not in text
     # A pointer savepoint has a line for each retained version of a store.
     lines = [line.split() for line in text.splitlines()]
-    kept = [["0", "default", str(number), one.id] for number, one in enumerate(query.counted[2])]
-    assert all((line in lines) == (kind == "pointer") for line in kept)
+    attempts = [["0", "default", str(number), attempt.id] for number, attempt in enumerate(query.counted[2])]
+    assert all((line in lines) == (kind == "pointer") for line in attempts)
     assert max(map(len, text.splitlines())) < len(str(target)) + 80
-    assert node("verify", made["path"])["ok"]
+    assert node("verify", savepoint["path"])["ok"]
     query.run(ann=9)
-    assert count(made["path"]) == {"ann": 3, "carl": 2}
-    assert node("ls", made["path"])["batch"] == node("show", made["path"])["batch"] == 2
-    assert node("show", made["path"], "--operator", 0)["version"] == 3
+    assert count(savepoint["path"]) == {"ann": 3, "carl": 2}
+    assert node("ls", savepoint["path"])["batch"] == node("show", savepoint["path"])["batch"] == 2
+    assert node("show", savepoint["path"], "--operator", 0)["version"] == 3
     new = tmp_path / "new"
-    assert node("savepoint", "restore", made["path"], new)["batch"] == 2
+    assert node("savepoint", "restore", savepoint["path"], new)["batch"] == 2
     assert verify(str(new)).ok
     assert count(new) == {"ann": 3, "carl": 2}
-    planned = node("savepoint", "dispose", made["path"], "--dry-run")["removed"]
+    planned = node("savepoint", "dispose", savepoint["path"], "--dry-run")["removed"]
     assert planned
     assert node("savepoint", "list", target)["savepoints"]
-    assert node("savepoint", "dispose", made["path"])["removed"] == planned
+    assert node("savepoint", "dispose", savepoint["path"])["removed"] == planned
     assert node("savepoint", "list", target)["savepoints"] == []
-    assert node("savepoint", "dispose", made["path"], code=1)["error"]["type"] == "SavepointNotFoundError"
+    assert (
+        node("savepoint", "dispose", savepoint["path"], code=1)["error"]["type"] == "SavepointNotFoundError"
+    )
 
 
 def test_restore_claims_a_savepoint_of_an_earlier_batch(query: StoredQuery, tmp_path: Path) -> None:
@@ -93,8 +95,8 @@ def test_restore_dry_run_changes_nothing(query: StoredQuery, tmp_path: Path, cla
     assert sorted(tmp_path.rglob("*")) == before
     assert node(*restore, query.url, *options, code=1)["error"] == refused
     output_of(*restore, tmp_path / "new", *options)
-    left = {Path(url.removeprefix("file://")) for url in planned["removed"]}
-    assert not [file for file in left if file.exists()]
+    paths = {Path(url.removeprefix("file://")) for url in planned["removed"]}
+    assert not [file for file in paths if file.exists()]
     assert Path(path.removeprefix("file://")).exists() == (claim_mode == "no_claim")
 
 
@@ -142,21 +144,21 @@ def test_invalid_arguments_are_wrong_usage(arguments: list[str]) -> None:
 def test_holds_lists_holds_and_removes_those_without_a_savepoint(query: StoredQuery, tmp_path: Path) -> None:
     assert "no holds" in output_of("holds", query.url)
     target = tmp_path / "savepoints"
-    taken = node("savepoint", "trigger", query.url, "--target", target, "--kind", "pointer")
+    savepoint = node("savepoint", "trigger", query.url, "--target", target, "--kind", "pointer")
     # A process that was killed before its savepoint was complete left it.
     dead = hold(QueryCheckpoint(query.url), 1, "savepoint-f013e4-0123456789ab", f"file://{target}/dead")
     elsewhere = hold(QueryCheckpoint(query.url), 1, "savepoint-f013e4-0123456789ac", "file:///nowhere/dead")
 
     def statuses() -> dict[str, str]:
-        return {one["holder"]: one["status"] for one in node("holds", query.url)["holds"]}
+        return {entry["holder"]: entry["status"] for entry in node("holds", query.url)["holds"]}
 
-    young = {taken["path"]: "needed", dead.holder(): "young", elsewhere.holder(): "unknown"}
+    young = {savepoint["path"]: "needed", dead.holder(): "young", elsewhere.holder(): "unknown"}
     assert statuses() == young
     assert "less than a day old" in output_of("holds", query.url, "--remove", dead.name, code=1)
     for path in (query.directory / "state/_holds").iterdir():
         os.utime(path, (0, 0))
     assert statuses() == young | {dead.holder(): "unneeded"}
-    for name in (f"3-{taken['name']}", elsewhere.name):
+    for name in (f"3-{savepoint['name']}", elsewhere.name):
         assert "stays" in output_of("holds", query.url, "--remove", name, code=1)
     assert "it has 2-savepoint" in output_of("holds", query.url, "--remove", "2-x", code=1)
     before = query.files()
@@ -164,4 +166,4 @@ def test_holds_lists_holds_and_removes_those_without_a_savepoint(query: StoredQu
     assert query.files() == before
     assert node("holds", query.url, "--remove", dead.name)["removed"] == [dead.url]
     assert before.keys() - query.files().keys() == {f"state/_holds/{dead.name}"}
-    output_of("verify", taken["path"])
+    output_of("verify", savepoint["path"])

@@ -27,8 +27,8 @@ def changes(tmp_path: Path, **words: int) -> Path:
 
 def test_put_changes_keys(query: StoredQuery, tmp_path: Path, target: Path) -> None:
     before = counts(query.url)
-    done = node("state", "put", query.url, target, changes(tmp_path, ann=7, new=1))
-    assert done == {"checkpoint": str(target), "batch": 2, "added": 1, "changed": 1, "removed": 0}
+    report = node("state", "put", query.url, target, changes(tmp_path, ann=7, new=1))
+    assert report == {"checkpoint": str(target), "batch": 2, "added": 1, "changed": 1, "removed": 0}
     assert counts(target) == before | {"ann": 7, "new": 1}
     assert counts(query.url) == before
 
@@ -48,17 +48,17 @@ def test_put_replaces_an_earlier_state(query: StoredQuery, tmp_path: Path, targe
 def test_delete_removes_keys_of_a_file(query: StoredQuery, tmp_path: Path, target: Path) -> None:
     before = counts(query.url)
     # Values and keys that are not there are ignored.
-    done = node("state", "delete", query.url, target, changes(tmp_path, ann=0, never=0))
-    assert (done["batch"], done["removed"]) == (2, 1)
+    report = node("state", "delete", query.url, target, changes(tmp_path, ann=0, never=0))
+    assert (report["batch"], report["removed"]) == (2, 1)
     assert counts(target) == {word: n for word, n in before.items() if word != "ann"}
 
 
 def test_delete_removes_keys_by_a_condition(query: StoredQuery, target: Path) -> None:
     before = counts(query.url)
     where = "value.count < 90 and key.word <> 'ann'"
-    done = node("state", "delete", query.url, target, "--where", where)
+    report = node("state", "delete", query.url, target, "--where", where)
     assert counts(target) == {word: n for word, n in before.items() if n >= 90 or word == "ann"}
-    assert done["removed"] == len(before) - len(counts(target))
+    assert report["removed"] == len(before) - len(counts(target))
 
 
 def test_state_changes_in_place(query: StoredQuery, tmp_path: Path) -> None:
@@ -68,8 +68,8 @@ def test_state_changes_in_place(query: StoredQuery, tmp_path: Path) -> None:
     # The asserted stop is needed: the batches were written just now.
     failed = node("state", "put", query.url, file, "--in-place", code=1)
     assert failed["error"]["type"] == "QueryRunningError"
-    done = node("state", "put", query.url, file, *arguments)
-    assert done == {"checkpoint": query.url, "batch": 2, "added": 1, "changed": 1, "removed": 0}
+    report = node("state", "put", query.url, file, *arguments)
+    assert report == {"checkpoint": query.url, "batch": 2, "added": 1, "changed": 1, "removed": 0}
     assert counts(query.url) == before | {"ann": 7, "new": 1}
     assert output_of("state", "delete", query.url, "--where", "key.word = 'new'", *arguments) == (
         f"{query.url} is changed: the query that is started there resumes after batch 2\n"

@@ -50,7 +50,7 @@ def test_watch_prints_batches_as_they_are_committed(query: StoredQuery) -> None:
         lines.append(json.loads(process.stdout.readline()))
         assert process.wait(30) == 0
     assert [line["batch"] for line in lines] == [2, 3, 4]
-    assert [line["stores"][0]["rows"] for line in lines] == [len(left) for left in query.left[2:]]
+    assert [line["stores"][0]["rows"] for line in lines] == [len(state) for state in query.states[2:]]
     for line in lines:
         (ls,) = node("ls", query.url, "--batch", line["batch"])["stores"]
         (store,) = line["stores"]
@@ -60,8 +60,10 @@ def test_watch_prints_batches_as_they_are_committed(query: StoredQuery) -> None:
             node("show", query.url, "--operator", 0, "--partition", partition, "--batch", line["batch"])
             for partition in range(store["partitions"])
         ]
-        assert store["snapshot_age"] == max(one["version"] - one["base_version"] for one in partitions)
-        assert line["committed_ms"] == max(one["created_ms"] for one in partitions)
+        assert store["snapshot_age"] == max(
+            partition["version"] - partition["base_version"] for partition in partitions
+        )
+        assert line["committed_ms"] == max(partition["created_ms"] for partition in partitions)
 
 
 def test_watch_ends_with_an_interrupt(query: StoredQuery) -> None:
@@ -99,18 +101,18 @@ def test_watch_on_a_terminal_replaces_its_table(query: StoredQuery) -> None:
         [*command, "--interval", "0.1", "--count", "2"], stdout=inner, env=environment
     ) as process:
         os.close(inner)
-        written = b""
+        output = b""
         while part := read_terminal(terminal):
-            written += part
-            if b"\n" in written and not query.left[3:]:
+            output += part
+            if b"\n" in output and not query.states[3:]:
                 query.run(eve=1)
         assert process.wait(30) == 0
     os.close(terminal)
     # Cursor up, erase line: once for each line of the first table.
-    assert b"\x1b[1A\x1b[2K" in written
-    lines = re.sub(r"\x1b\[[0-9?;]*[A-Za-z]", "", written.decode()).replace("\r", "\n").splitlines()
+    assert b"\x1b[1A\x1b[2K" in output
+    lines = re.sub(r"\x1b\[[0-9?;]*[A-Za-z]", "", output.decode()).replace("\r", "\n").splitlines()
     assert max(map(len, lines)) <= 60
-    assert [int(found[1]) for line in lines if (found := re.match(r" *(\d+) +20", line))][-2:] == [3, 2]
+    assert [int(match[1]) for line in lines if (match := re.match(r" *(\d+) +20", line))][-2:] == [3, 2]
 
 
 def read_terminal(terminal: int) -> bytes:
@@ -133,13 +135,13 @@ def test_watch_prints_a_table_with_damaged_partitions(query: StoredQuery) -> Non
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("words", "completions"),
     [
         (["spark-statestore", "savepoint", "l"], ["list"]),
         (["spark-statestore", "ls", "--output", ""], ["text", "json"]),
     ],
 )
-def test_completion_in_bash(tmp_path: Path, words: list[str], found: list[str]) -> None:
+def test_completion_in_bash(tmp_path: Path, words: list[str], completions: list[str]) -> None:
     command = tmp_path / "spark-statestore"
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m spark_statestore.cli "$@"\n')
     command.chmod(0o755)
@@ -150,15 +152,15 @@ COMP_CWORD={len(words) - 1}
 $(complete -p spark-statestore | sed 's/.*-F \\([^ ]*\\).*/\\1/') spark-statestore
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", "--norc", "-c", program],
         env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert done.stdout.split() == found
-    assert done.stderr == ""
+    assert process.stdout.split() == completions
+    assert process.stderr == ""
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])

@@ -29,7 +29,7 @@ def runs_a_task_again(bench: MergedBench) -> None:
     """
     batch = bench.begin(b"again")
     elsewhere = bench.executors[(RETRIED + 1) % len(bench.executors)].open(RETRIED)
-    done = []
+    versions = []
     for p, store in enumerate(bench.stores):
         if p == RETRIED:
             # Handed over as well unless it fails, and not published.
@@ -37,42 +37,42 @@ def runs_a_task_again(bench: MergedBench) -> None:
                 bench.commit(batch, p, store, by=attempt_id())
             elsewhere.load(bench.names[-1][p])
             store = elsewhere
-        done.append(bench.commit(batch, p, store))
-    bench.publish(done)
-    bench.finish(batch, done)
-    found = bench.stores[RETRIED].load(batch.names[RETRIED])
-    done[RETRIED] = Version(batch.names[RETRIED], found.attempt_id, found.handle)
+        versions.append(bench.commit(batch, p, store))
+    bench.publish(versions)
+    bench.finish(batch, versions)
+    metadata = bench.stores[RETRIED].load(batch.names[RETRIED])
+    versions[RETRIED] = Version(batch.names[RETRIED], metadata.attempt_id, metadata.handle)
 
 
 def publishes_twice(bench: MergedBench) -> None:
     """The answer of the driver's backend is lost with its connection, and the request is repeated."""
     batch = bench.begin(b"twice")
-    done = [bench.commit(batch, p, store) for p, store in enumerate(bench.stores)]
-    bench.publish(done)
-    bench.publish(done)
-    bench.finish(batch, done)
+    versions = [bench.commit(batch, p, store) for p, store in enumerate(bench.stores)]
+    bench.publish(versions)
+    bench.publish(versions)
+    bench.finish(batch, versions)
 
 
 def writes_a_version_alone(bench: MergedBench) -> None:
     """The metadata of one store is too large for the driver, so that its executor writes it."""
     batch = bench.begin(b"alone")
     bench.alone.add(batch.names[RETRIED])
-    done = []
+    versions = []
     for p, store in enumerate(bench.stores):
         with patch.object(commit, "LARGEST_HANDED_OVER", 0 if p == RETRIED else 1 << 20):
-            done.append(bench.commit(batch, p, store))
-    assert [one.metadata is None for one in done] == [p == RETRIED for p in range(PARTITIONS)]
-    bench.publish(done)
-    bench.finish(batch, done)
+            versions.append(bench.commit(batch, p, store))
+    assert [version.metadata is None for version in versions] == [p == RETRIED for p in range(PARTITIONS)]
+    bench.publish(versions)
+    bench.finish(batch, versions)
 
 
 def loses_an_executor(bench: MergedBench) -> None:
     """An executor is lost after its tasks, before the barrier; another loads the batch and runs the next."""
     batch = bench.begin(b"lost")
-    done = [bench.commit(batch, p, store) for p, store in enumerate(bench.stores)]
+    versions = [bench.commit(batch, p, store) for p, store in enumerate(bench.stores)]
     bench.executors[RETRIED] = Process(bench, reports_discards=True)
-    bench.publish(done)
-    bench.finish(batch, done)
+    bench.publish(versions)
+    bench.finish(batch, versions)
     bench.stores = [bench.executors[p % len(bench.executors)].open(p) for p in range(PARTITIONS)]
     bench.versions = None
     bench.batch(b"next")

@@ -132,8 +132,8 @@ class MergedBench:
         if self.versions is None:
             self.versions = []
             for store, name in zip(self.stores, self.names[-1], strict=True):
-                found = store.load(name)
-                self.versions.append(Version(name, found.attempt_id, found.handle))
+                metadata = store.load(name)
+                self.versions.append(Version(name, metadata.attempt_id, metadata.handle))
         return self.versions
 
     def batch(self, put: bytes, *, whole: bool = False, but: int | None = None) -> None:
@@ -142,12 +142,12 @@ class MergedBench:
         It puts a value. With `whole`, all stores but that of the partition `but` write snapshots.
         """
         batch = self.begin(put)
-        done = []
+        versions = []
         for p, store in enumerate(self.stores):
             base = snapshot(store, batch.number, self.committed[-1][p]) if whole and p != but else None
-            done.append(self.commit(batch, p, store, base))
-        self.publish(done)
-        self.finish(batch, done)
+            versions.append(self.commit(batch, p, store, base))
+        self.publish(versions)
+        self.finish(batch, versions)
 
     def begin(self, put: bytes) -> Batch:
         """Begin the next batch, which puts a value in every store."""
@@ -181,29 +181,38 @@ class MergedBench:
         pending = begin_checkpoint(store, name, by, named(), merge=merge, hand_over=merge and self.cluster)
         pending.write(0, message({b"batch": batch.put, b"%d-%d" % (batch.number, p): batch.put}))
         parent = self.before[p] if self.before is not None else None
-        done = pending.publish(parent and parent.handle, parent and parent.by, base)
-        return Version(name, by, done.handle, f"0/{p}/{name.directory}/_metadata", done.metadata, done.merged)
+        checkpoint = pending.publish(parent and parent.handle, parent and parent.by, base)
+        return Version(
+            name,
+            by,
+            checkpoint.handle,
+            f"0/{p}/{name.directory}/_metadata",
+            checkpoint.metadata,
+            checkpoint.merged,
+        )
 
-    def publish(self, done: list[Version]) -> None:
+    def publish(self, versions: list[Version]) -> None:
         """Publish what is merged, as the barrier does, with the reports of what executors have discarded."""
         discarded = [
             path
-            for one in self.executors
-            if one.reports_discards and one.merged
-            for path in one.merged.take_discarded()
+            for executor in self.executors
+            if executor.reports_discards and executor.merged
+            for path in executor.merged.take_discarded()
         ]
-        handed_over = [(one.path, one.metadata) for one in done if one.metadata is not None]
-        attempts = [one.by for one in done if one.merged]
+        handed_over = [
+            (version.path, version.metadata) for version in versions if version.metadata is not None
+        ]
+        attempts = [version.by for version in versions if version.merged]
         missing, _ = self.publisher.publish_merged(attempts, handed_over, discarded)
         assert not missing
 
-    def finish(self, batch: Batch, done: list[Version]) -> None:
+    def finish(self, batch: Batch, versions: list[Version]) -> None:
         """Commit the batch, and delete what was discarded."""
         self.enter(batch.number, batch.names)
         self.attempted.pop()
         self.committed.append(batch.rows)
         self.names.append(batch.names)
-        self.versions = done
+        self.versions = versions
         self.publisher.sweep_merged()
 
     def enter(self, number: int, names: list[CheckpointName]) -> None:
@@ -255,7 +264,7 @@ class MergedBench:
         fresh = Process(self)
         stores = [fresh.open(p) for p in range(PARTITIONS)]
 
-        def found(p: int, name: CheckpointName) -> Rows | str:
+        def rows_or_error(p: int, name: CheckpointName) -> Rows | str:
             try:
                 return rows_of(stores[p], name)
             except CheckpointNotFoundError:
@@ -265,19 +274,19 @@ class MergedBench:
 
         for number in range(self.retained_from, len(self.committed)):
             for p, name in enumerate(self.names[number]):
-                assert found(p, name) == self.committed[number][p], f"batch {number}, partition {p}"
+                assert rows_or_error(p, name) == self.committed[number][p], f"batch {number}, partition {p}"
         for names, _ in self.attempted:
             version = names[0].version
             if version == 1 or (not self.ids and version <= len(self.committed)):
                 continue
             merged = [p for p, name in enumerate(names) if name not in self.alone]
-            there = [found(p, names[p]) for p in merged]
-            gone = all(one in (ABSENT, TORN) for one in there)
+            there = [rows_or_error(p, names[p]) for p in merged]
+            gone = all(outcome in (ABSENT, TORN) for outcome in there)
             # In format v1 it may be that of any attempt at the version.
             wholes = [
                 [rows[p] for p in merged]
-                for of, rows in self.attempted
-                if (of == names if self.ids else of[0].version == version)
+                for attempt_names, rows in self.attempted
+                if (attempt_names == names if self.ids else attempt_names[0].version == version)
             ]
             assert gone or there in wholes, f"version {version} is there in part: {there}"
         self.verify(every=every)
@@ -288,9 +297,11 @@ class MergedBench:
         verifier = Verifier(QueryCheckpoint(self.root))
         batches = range(self.retained_from, len(self.committed))
         for number in batches if every else batches[-1:]:
-            found = verifier.verify(number)
-            assert found.ok, "; ".join(f"{one.what}, {one.kind}: {one.message}" for one in found.problems)
-            assert found.stores == PARTITIONS
+            report = verifier.verify(number)
+            assert report.ok, "; ".join(
+                f"{problem.what}, {problem.kind}: {problem.message}" for problem in report.problems
+            )
+            assert report.stores == PARTITIONS
 
     def write_spark_files(self) -> None:
         """Write what Spark has written before its commit log gets a batch; no fault interrupts this."""
@@ -314,8 +325,8 @@ class MergedBench:
         self.batch(b"very last")
         self.check()
         path = f"{self.root}/state/_merged".removeprefix("faulty://")
-        left = [found.rpartition("/")[2] for found in self.fs.wrapped.find(path)]
-        old = [name for name in left if int(name.split("-")[1]) < last]
+        names = [file.rpartition("/")[2] for file in self.fs.wrapped.find(path)]
+        old = [name for name in names if int(name.split("-")[1]) < last]
         # Nobody knows whose a torn file is, so nobody deletes it.
         assert self.model.shows_parts or not old, old
 

@@ -70,7 +70,7 @@ class StoredQuery:
         self.format = checkpoint_format
         self.partitions = partitions
         self.stores = [self.open(partition) for partition in range(partitions)]
-        self.left: list[dict[str, int]] = []
+        self.states: list[dict[str, int]] = []
         """State after each batch."""
         self.counted: list[list[Attempt]] = []
         """The attempts of each batch that count, by partition."""
@@ -99,11 +99,11 @@ class StoredQuery:
 
     def restart(self, batches: int) -> StoredQuery:
         """Another run of the query, after so many batches."""
-        other = copy.copy(self)
-        other.merged = {}
-        other.stores = [other.open(partition) for partition in range(self.partitions)]
-        other.left, other.counted = self.left[:batches], self.counted[:batches]
-        return other
+        new_run = copy.copy(self)
+        new_run.merged = {}
+        new_run.stores = [new_run.open(partition) for partition in range(self.partitions)]
+        new_run.states, new_run.counted = self.states[:batches], self.counted[:batches]
+        return new_run
 
     def merged_of(self, files: FileSystem, state_directory: str) -> MergedFiles:
         """The merged files that the stores share."""
@@ -131,9 +131,9 @@ class StoredQuery:
 
     def begin(self) -> None:
         """Write the source log and offsets of the next batch."""
-        batch = len(self.left)
-        read = {"path": f"file:///input/{batch}", "timestamp": batch, "batchId": batch}
-        self.put(f"sources/0/{batch}", f"v1\n{json.dumps(read)}")
+        batch = len(self.states)
+        input_file = {"path": f"file:///input/{batch}", "timestamp": batch, "batchId": batch}
+        self.put(f"sources/0/{batch}", f"v1\n{json.dumps(input_file)}")
         metadata = {
             "batchWatermarkMs": 0,
             "batchTimestampMs": 1_700_000_000_000 + batch,
@@ -151,10 +151,10 @@ class StoredQuery:
     ) -> Attempt:
         """An attempt at the next version of a partition's store, which is published or handed over."""
         by = attempt_id()
-        name = CheckpointName(len(self.left) + 1, by if self.format == 2 else None)
+        name = CheckpointName(len(self.states) + 1, by if self.format == 2 else None)
         before = self.counted[-1][partition] if self.counted else None
-        own = self.of(partition, counts)
-        rows = len(self.of(partition, self.state() | dict(counts)))
+        own = self.partition_rows(partition, counts)
+        rows = len(self.partition_rows(partition, self.state() | dict(counts)))
         column_families = (ColumnFamily("default", rows, WORDS, COUNTS, "hash", 0),)
         merge = self.merges and before is not None
         pending = begin_checkpoint(
@@ -162,15 +162,15 @@ class StoredQuery:
         )
         if own:
             pending.write(0, message(own))
-        done = pending.publish(before and before.committed.handle, before and before.id, base)
-        return Attempt(by, done)
+        checkpoint = pending.publish(before and before.committed.handle, before and before.id, base)
+        return Attempt(by, checkpoint)
 
     def snapshot(self, partition: int) -> IncrementalStateHandle:
         """A full snapshot of a partition's newest version, for a later commit."""
         pending = begin_snapshot(
-            self.stores[partition], len(self.left), (ColumnFamily("default", 0, WORDS, COUNTS, "hash", 0),)
+            self.stores[partition], len(self.states), (ColumnFamily("default", 0, WORDS, COUNTS, "hash", 0),)
         )
-        pending.write(0, message(self.of(partition, self.state())))
+        pending.write(0, message(self.partition_rows(partition, self.state())))
         return pending.finish()
 
     def finish(self, attempts: list[Attempt], counts: Counts) -> int:
@@ -179,10 +179,10 @@ class StoredQuery:
             self.stores[0].publish_merged([])
         metadata: dict[str, Any] = {"nextBatchWatermarkMs": 0}
         if self.format == 2:
-            metadata["stateUniqueIds"] = {"0": [[one.id] for one in attempts]}
-        batch = len(self.left)
+            metadata["stateUniqueIds"] = {"0": [[attempt.id] for attempt in attempts]}
+        batch = len(self.states)
         self.put(f"commits/{batch}", f"v{self.format}\n{json.dumps(metadata)}")
-        self.left.append(self.state() | dict(counts))
+        self.states.append(self.state() | dict(counts))
         self.counted.append(attempts)
         return batch
 
@@ -195,9 +195,9 @@ class StoredQuery:
 
     def state(self) -> dict[str, int]:
         """Return the state after the newest batch."""
-        return self.left[-1] if self.left else {}
+        return self.states[-1] if self.states else {}
 
-    def of(self, partition: int, counts: Counts) -> dict[bytes, bytes]:
+    def partition_rows(self, partition: int, counts: Counts) -> dict[bytes, bytes]:
         """The rows that a partition has of some words."""
         return {
             encode_row(["string"], [word]): encode_row(["long"], [count])

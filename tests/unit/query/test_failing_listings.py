@@ -67,15 +67,15 @@ def test_cleanup_retains_what_is_held_if_the_holds_cannot_be_listed() -> None:
     query = WrittenQuery(QUERY)
     for _ in range(3):
         query.run()
-    held = hold(query.checkpoint, 1, "mine", "plain:///savepoints/x")
-    wanted = content(query.checkpoint, 1)
+    new_hold = hold(query.checkpoint, 1, "mine", "plain:///savepoints/x")
+    rows = content(query.checkpoint, 1)
     for _ in range(4):
         query.run(whole=True)
     query.restart()
-    _lost[held.path.rpartition("/")[0]] = 100
+    _lost[new_hold.path.rpartition("/")[0]] = 100
     with pytest.raises(StateStoreError, match=r"could not be discarded: Socket is closed"):
         query.clean_up(1)
-    assert content(query.checkpoint, 1) == wanted
+    assert content(query.checkpoint, 1) == rows
 
 
 def test_operator_state_does_not_start_empty_if_its_directory_cannot_be_listed() -> None:

@@ -14,10 +14,10 @@ from tests.unit.query.stored_query import StoredQuery
 
 @pytest.fixture
 def query(tmp_path: Path) -> StoredQuery:
-    made = StoredQuery(tmp_path / "checkpoint")
+    stored_query = StoredQuery(tmp_path / "checkpoint")
     for number in range(4):
-        made.run(ann=number)
-    return made
+        stored_query.run(ann=number)
+    return stored_query
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def query(tmp_path: Path) -> StoredQuery:
 def test_missing_entries_are_between_existing_ones(
     offsets: list[int], commits: list[int], until: int | None, missing: dict[str, set[int]]
 ) -> None:
-    found = missing_entries(offsets, commits, until)
-    assert {log: batches for log, batches in found.items() if batches} == missing
+    missing_by_log = missing_entries(offsets, commits, until)
+    assert {log: batches for log, batches in missing_by_log.items() if batches} == missing
 
 
 def test_verify_reports_gaps_in_both_logs(query: StoredQuery) -> None:
@@ -76,8 +76,8 @@ def test_log_gaps_ignores_entries_added_between_two_listings(
 
     def listed(self: QueryCheckpoint, log: str) -> set[int]:
         # Two batches begin between a listing and the next.
-        found = logged(self, log)
-        return found | set(range(max(found), max(found) + next(ahead)))
+        batches = logged(self, log)
+        return batches | set(range(max(batches), max(batches) + next(ahead)))
 
     monkeypatch.setattr(QueryCheckpoint, "logged", listed)
     assert log_gaps(checkpoint) == {}

@@ -42,12 +42,12 @@ def collected(query: StoredQuery, **options: bool | float) -> list[str]:
     before = query.files()
     planned = gc(query.url, dry_run=True, **options)
     assert query.files() == before
-    done = gc(query.url, **options)
-    assert (done.orphans, done.young) == (planned.orphans, planned.young)
-    assert done.bytes == sum(len(before[path]) for path in before.keys() - query.files().keys())
-    assert not done.skipped
+    report = gc(query.url, **options)
+    assert (report.orphans, report.young) == (planned.orphans, planned.young)
+    assert report.bytes == sum(len(before[path]) for path in before.keys() - query.files().keys())
+    assert not report.skipped
     start = f"file://{query.directory}/"
-    paths = [orphan.url.removeprefix(start) for orphan in done.orphans]
+    paths = [orphan.url.removeprefix(start) for orphan in report.orphans]
     assert set(paths) == before.keys() - query.files().keys()
     return paths
 
@@ -89,8 +89,8 @@ def test_gc_keeps_referenced_files_and_files_that_are_not_a_stores(query: Stored
     query.run(**LARGE)
     query.run(word=1)
     query.run({0: query.snapshot(0)}, **LARGE)
-    others = ["notes.txt", "0/0/shared/notes.txt", "0/_stateSchema/default/0_x"]
-    for name in (*(f"state/{other}" for other in others), "shared/1-x"):
+    other_files = ["notes.txt", "0/0/shared/notes.txt", "0/_stateSchema/default/0_x"]
+    for name in (*(f"state/{name}" for name in other_files), "shared/1-x"):
         query.put(name, "kept")
     age(query)
     assert collected(query) == collected(query, stopped=True) == []
@@ -127,8 +127,8 @@ def test_gc_keeps_young_files(query: StoredQuery) -> None:
     query.run(word=2)
     query.run({0: query.snapshot(0)}, word=3)
     query.run({0: query.snapshot(0)}, word=4)
-    found = gc(query.url)
-    assert (found.orphans, found.young) == ((), 1)
+    report = gc(query.url)
+    assert (report.orphans, report.young) == ((), 1)
     age(query, 3600)
     assert collected(query) == []
     assert len(collected(query, older_than=1800)) == 1
@@ -172,9 +172,9 @@ def test_gc_of_a_stopped_query_keeps_what_covers_damage_of_its_newest_batch(quer
     (path,) = [path for path in query.directory.rglob("*") if str(path) == stream.stream_state_handle_id[7:]]
     data = path.read_bytes()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    assert [problem.covered for problem in verify(query.url, batch=len(query.left) - 1).problems] == [True]
+    assert [problem.covered for problem in verify(query.url, batch=len(query.states) - 1).problems] == [True]
     assert collected(query, stopped=True) == []
-    assert verify(query.url, batch=len(query.left) - 1).ok
+    assert verify(query.url, batch=len(query.states) - 1).ok
     # Once Spark has committed another attempt at its batch, it covers nothing any more.
     query.finish([query.commit(partition, {"bob": 2}) for partition in range(2)], {"bob": 2})
     age(query)
@@ -221,15 +221,15 @@ def test_gc_keeps_an_attempt_that_a_version_references(query_2: StoredQuery) -> 
 
 def test_gc_removes_the_hold_of_a_killed_copy(query_2: StoredQuery, tmp_path: Path) -> None:
     query_2.run(**LARGE)
-    taken = savepoint(query_2.url, str(tmp_path / "savepoints"), "pointer")
+    pointer = savepoint(query_2.url, str(tmp_path / "savepoints"), "pointer")
     with held_while(QueryCheckpoint(query_2.url), 0, "file:///holder"):
         assert collected(query_2, stopped=True, older_than=0) == []
         age(query_2)
         (hold,) = collected(query_2, stopped=True)
         assert hold.startswith("state/_holds/1-in-use-")
     # That of a savepoint stays.
-    assert hold_of(taken) is not None
-    assert verify(taken.path).ok
+    assert hold_of(pointer) is not None
+    assert verify(pointer.path).ok
 
 
 def test_gc_keeps_rolled_back_versions(query_2: StoredQuery) -> None:
@@ -239,7 +239,7 @@ def test_gc_keeps_rolled_back_versions(query_2: StoredQuery) -> None:
     aside = query.directory / "rolled-back/20260101T000000Z/commits"
     aside.mkdir(parents=True)
     (query.directory / "commits/1").rename(aside / "1")
-    query.left.pop()
+    query.states.pop()
     query.counted.pop()
     assert collected(query, stopped=True) == []
     moved = (aside / "1").rename(query.directory / "aside")
@@ -276,7 +276,7 @@ def test_gc_skips_a_store_without_metadata_of_the_newest_version(query: StoredQu
     query.run(**LARGE)
     (path,) = query.directory.glob("state/0/0/chk-2*/_metadata")
     (before,) = query.directory.glob("state/0/0/chk-1*/_metadata")
-    (other,) = query.directory.glob("state/0/1/chk-2*/_metadata")
+    (other_partition,) = query.directory.glob("state/0/1/chk-2*/_metadata")
     for partition in (0, 1):
         kill_in_commit(query, partition)
     data = path.read_bytes()
@@ -288,10 +288,10 @@ def test_gc_skips_a_store_without_metadata_of_the_newest_version(query: StoredQu
         case "of the version before":
             path.write_bytes(before.read_bytes())
         case "of the other partition":
-            path.write_bytes(other.read_bytes())
-    done = gc(query.url, stopped=True)
-    assert ["/0/1/" in orphan.url for orphan in done.orphans] == [True]
-    assert [problem.what for problem in done.skipped] == ["operator 0, partition 0, store default"]
+            path.write_bytes(other_partition.read_bytes())
+    report = gc(query.url, stopped=True)
+    assert ["/0/1/" in orphan.url for orphan in report.orphans] == [True]
+    assert [problem.what for problem in report.skipped] == ["operator 0, partition 0, store default"]
     path.write_bytes(data)
     assert verify(query.url).ok
 
@@ -323,12 +323,12 @@ def while_looking(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> 
     look = _Collector._scan
 
     def look_and_do(self: _Collector) -> dict[str, str]:
-        found = look(self)
+        files = look(self)
         if self._store.partition == 0:
-            looks.append(found)
+            looks.append(files)
             if len(looks) == 1:
                 do()
-        return found
+        return files
 
     monkeypatch.setattr(_Collector, "_scan", look_and_do)
     return looks
@@ -351,7 +351,7 @@ def test_gc_keeps_files_referenced_since_the_scan(
 
     looks = while_looking(monkeypatch, commit)
     assert gc(query.url, stopped=True).orphans == ()
-    assert [len(found) for found in looks] == [1, 0]
+    assert [len(files) for files in looks] == [1, 0]
 
 
 def test_gc_refuses_stopped_for_a_running_query(query: StoredQuery, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,7 +390,7 @@ class RunningQuery(RuleBasedStateMachine):
             for partition, base in bases.items():
                 # A snapshot that is newer than the one the chain started from was taken up.
                 metadata = self.query.stores[partition].metadata(
-                    self.name(len(self.query.left) - 1, partition)
+                    self.name(len(self.query.states) - 1, partition)
                 )
                 assert metadata.handle.base_version >= base.version
             self.waiting = {}
@@ -417,13 +417,13 @@ class RunningQuery(RuleBasedStateMachine):
 
     @rule(keep=st.integers(1, 3))
     def forget(self, keep: int) -> None:
-        self.query.forget(max(0, len(self.query.left) - keep))
+        self.query.forget(max(0, len(self.query.states) - keep))
 
     @rule()
     def collect(self) -> None:
         # However old it is.
-        done = gc(self.query.url, older_than=-DAY)
-        assert not done.skipped
+        report = gc(self.query.url, older_than=-DAY)
+        assert not report.skipped
 
     @rule()
     def collect_while_stopped(self) -> None:
@@ -439,10 +439,10 @@ class RunningQuery(RuleBasedStateMachine):
     def every_batch_is_whole(self) -> None:
         if not hasattr(self, "query"):
             return
-        for batch in range(len(self.query.left)):
+        for batch in range(len(self.query.states)):
             for partition in (0, 1):
                 rows = load(self.query.open(partition), self.name(batch, partition))["default"]
-                assert rows == self.query.of(partition, self.query.left[batch])
+                assert rows == self.query.partition_rows(partition, self.query.states[batch])
 
     def teardown(self) -> None:
         self.temporary.cleanup()
@@ -474,16 +474,16 @@ def test_gc_keeps_no_metadata_of_finished_stores(tmp_path: Path) -> None:
         query.run(**{f"word{number}": count for number in range(40)})
     # What earlier tests have left does not count.
     garbage.collect()
-    others = set(map(id, metadata_in_memory()))
-    kept: list[CheckpointMetadata] = []
+    earlier_ids = set(map(id, metadata_in_memory()))
+    leaks: list[CheckpointMetadata] = []
 
-    def report(done: int, total: int) -> None:
-        if done == total:
-            kept.extend(found for found in metadata_in_memory() if id(found) not in others)
+    def report(count: int, total: int) -> None:
+        if count == total:
+            leaks.extend(metadata for metadata in metadata_in_memory() if id(metadata) not in earlier_ids)
 
     gc(query.url, dry_run=True, progress=report)
-    assert kept == []
+    assert leaks == []
 
 
 def metadata_in_memory() -> list[CheckpointMetadata]:
-    return [known for known in garbage.get_objects() if isinstance(known, CheckpointMetadata)]
+    return [candidate for candidate in garbage.get_objects() if isinstance(candidate, CheckpointMetadata)]

@@ -40,9 +40,9 @@ def test_offset_entry_has_the_input_and_settings_of_a_batch() -> None:
     assert (entry.version, entry.watermark_ms, entry.shuffle_partitions) == ("v1", 1704088740000, 2)
     assert entry.sources == ('{"logOffset":5}', "-")
     assert entry.encode() == OFFSETS
-    other = entry.with_conf(SHUFFLE_PARTITIONS, "7")
-    assert other.encode() == OFFSETS.replace(b'"2"', b'"7"')
-    assert (other.shuffle_partitions, entry.shuffle_partitions) == (7, 2)
+    changed = entry.with_conf(SHUFFLE_PARTITIONS, "7")
+    assert changed.encode() == OFFSETS.replace(b'"2"', b'"7"')
+    assert (changed.shuffle_partitions, entry.shuffle_partitions) == (7, 2)
 
 
 def test_offset_entry_of_an_old_query_may_lack_settings() -> None:
@@ -52,20 +52,20 @@ def test_offset_entry_of_an_old_query_may_lack_settings() -> None:
 
 
 def test_commit_entry_has_the_attempts_in_format_v2() -> None:
-    one, two = (CommitEntry.decode(data, "here") for data in (COMMIT_V1, COMMIT_V2))
-    assert (one.version, one.state_ids) == ("v1", None)
-    assert two.state_ids == {
+    v1, v2 = (CommitEntry.decode(data, "here") for data in (COMMIT_V1, COMMIT_V2))
+    assert (v1.version, v1.state_ids) == ("v1", None)
+    assert v2.state_ids == {
         0: [["15a92aa6444b9e85", "52d34957bc6dd887"], ["6cee82a46999329c", "fc9692a7743ec9f4"]]
     }
-    assert [one.encode(), two.encode()] == [COMMIT_V1, COMMIT_V2]
+    assert [v1.encode(), v2.encode()] == [COMMIT_V1, COMMIT_V2]
     # A query that has no state yet.
     assert CommitEntry.decode(b'v2\n{"stateUniqueIds":{}}', "here").state_ids is None
 
 
 def test_commit_entry_with_state_ids_changes_only_the_attempts() -> None:
     entry = CommitEntry.decode(COMMIT_V2, "here").with_state_ids({0: [["a"]], 1: [["b"], ["c"]]})
-    written = json.loads(entry.encode().split(b"\n")[1])
-    assert written == {"nextBatchWatermarkMs": 7, "stateUniqueIds": {"0": [["a"]], "1": [["b"], ["c"]]}}
+    metadata = json.loads(entry.encode().split(b"\n")[1])
+    assert metadata == {"nextBatchWatermarkMs": 7, "stateUniqueIds": {"0": [["a"]], "1": [["b"], ["c"]]}}
     assert CommitEntry.decode(entry.encode(), "here").state_ids == {0: [["a"]], 1: [["b"], ["c"]]}
 
 
@@ -78,7 +78,7 @@ def test_entries_round_trip(version: str, metadata: dict[str, object], sources: 
 
 
 @pytest.mark.parametrize(
-    ("data", "what"),
+    ("data", "problem"),
     [
         (b"v1", "not enough values"),
         (b"v1\n", "Expecting value"),
@@ -87,7 +87,7 @@ def test_entries_round_trip(version: str, metadata: dict[str, object], sources: 
         (b"v1\n\xff", "invalid start byte"),
     ],
 )
-def test_entry_decode_refuses_other_bytes_with_the_path(data: bytes, what: str) -> None:
+def test_entry_decode_refuses_other_bytes_with_the_path(data: bytes, problem: str) -> None:
     for entry in (OffsetEntry, CommitEntry):
-        with pytest.raises(CorruptCheckpointError, match=f"offsets/7 is not an entry .*{what}"):
+        with pytest.raises(CorruptCheckpointError, match=f"offsets/7 is not an entry .*{problem}"):
             entry.decode(data, "offsets/7")

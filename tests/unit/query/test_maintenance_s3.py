@@ -80,9 +80,9 @@ def test_gc_removes_orphans_by_age(bucket: str) -> None:  # noqa: F811
     # Each of the four stores has an attempt that lost, and its stream.
     assert (planned.orphans, planned.young) == ((), 8)
     # As a day later.
-    done = gc(query.url, older_than=-DAY)
-    assert len(done.orphans) == 8
-    assert done.bytes > 8 * 300
-    left = {f"s3://{path}" for path in before} - {orphan.url for orphan in done.orphans}
-    assert {f"s3://{path}" for path in list_objects(f"{bucket}/checkpoint")} == left
+    report = gc(query.url, older_than=-DAY)
+    assert len(report.orphans) == 8
+    assert report.bytes > 8 * 300
+    remaining = {f"s3://{path}" for path in before} - {orphan.url for orphan in report.orphans}
+    assert {f"s3://{path}" for path in list_objects(f"{bucket}/checkpoint")} == remaining
     assert verify(query.url).ok

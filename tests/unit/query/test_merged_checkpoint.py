@@ -35,10 +35,10 @@ BATCHES = 6
 
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])
 def query(request: pytest.FixtureRequest, tmp_path: Path) -> StoredQuery:
-    made = StoredQuery(tmp_path / "checkpoint", request.param, merges=True)
+    stored_query = StoredQuery(tmp_path / "checkpoint", request.param, merges=True)
     for batch in range(BATCHES):
-        made.run(**{"word": batch, f"word{batch}": batch})
-    return made
+        stored_query.run(**{"word": batch, f"word{batch}": batch})
+    return stored_query
 
 
 def state(url: str, batch: int | None = None) -> dict[str, int]:
@@ -53,7 +53,7 @@ def merged(query: StoredQuery) -> list[Path]:
 
 def newest_name(query: StoredQuery, partition: int = 0) -> CheckpointName:
     """The newest version of a partition's store."""
-    return CheckpointName(len(query.left), query.counted[-1][partition].id if query.format == 2 else None)
+    return CheckpointName(len(query.states), query.counted[-1][partition].id if query.format == 2 else None)
 
 
 def discard_old(query: StoredQuery) -> None:
@@ -65,10 +65,10 @@ def discard_old(query: StoredQuery) -> None:
 
 
 def ran(directory: Path, batches: int = 3, checkpoint_format: int = 2) -> StoredQuery:
-    made = StoredQuery(directory / "checkpoint", checkpoint_format, merges=True)
+    stored_query = StoredQuery(directory / "checkpoint", checkpoint_format, merges=True)
     for batch in range(batches):
-        made.run(word=batch)
-    return made
+        stored_query.run(word=batch)
+    return stored_query
 
 
 def make_old(query: StoredQuery) -> None:
@@ -88,38 +88,38 @@ def test_all_versions_but_the_first_are_merged(query: StoredQuery) -> None:
 
 def test_rollback_and_further_batches(query: StoredQuery) -> None:
     rollback(query.url, 2, stopped=True)
-    assert state(query.url) == query.left[2]
+    assert state(query.url) == query.states[2]
     query.restart(3).run(word=70)
-    assert state(query.url) == query.left[2] | {"word": 70}
+    assert state(query.url) == query.states[2] | {"word": 70}
     assert verify(query.url).ok
 
 
 def test_copies_have_the_state_of_the_batch(query: StoredQuery, tmp_path: Path) -> None:
     for kind in KINDS:
-        taken = spark_statestore.savepoint(query.url, str(tmp_path / "savepoints"), kind=kind)
-        assert state(taken.path) == query.left[-1]
+        savepoint = spark_statestore.savepoint(query.url, str(tmp_path / "savepoints"), kind=kind)
+        assert state(savepoint.path) == query.states[-1]
         restored = tmp_path / f"restored from {kind}"
-        spark_statestore.restore(taken.path, str(restored))
-        assert state(str(restored)) == query.left[-1]
+        spark_statestore.restore(savepoint.path, str(restored))
+        assert state(str(restored)) == query.states[-1]
         assert not (restored / "state" / "_merged").exists()
     spark_statestore.clone(query.url, str(tmp_path / "clone"))
     spark_statestore.rescale(query.url, str(tmp_path / "wide"), 5, stopped=True)
     for copy in ("clone", "wide"):
-        assert state(str(tmp_path / copy)) == query.left[-1]
+        assert state(str(tmp_path / copy)) == query.states[-1]
 
 
 def test_pointer_savepoint_keeps_its_version(query: StoredQuery, tmp_path: Path) -> None:
-    taken = spark_statestore.savepoint(query.url, str(tmp_path / "savepoints"), kind="pointer")
+    savepoint = spark_statestore.savepoint(query.url, str(tmp_path / "savepoints"), kind="pointer")
     for _ in range(2):
         # With snapshots, nothing before is needed but for the savepoint.
         query.run({partition: query.snapshot(partition) for partition in range(query.partitions)}, word=100)
     discard_old(query)
     assert [file.name for file in merged(query)] == names(*range(2, BATCHES + 1), BATCHES + 2)
-    assert state(taken.path) == query.left[BATCHES - 1]
-    spark_statestore.dispose_savepoint(taken.path)
+    assert state(savepoint.path) == query.states[BATCHES - 1]
+    spark_statestore.dispose_savepoint(savepoint.path)
     discard_old(query)
     assert len(merged(query)) == 1
-    assert state(query.url) == query.left[-1]
+    assert state(query.url) == query.states[-1]
 
 
 @pytest.mark.parametrize("kind", ["damaged", "missing"])
@@ -135,7 +135,7 @@ def test_damaged_or_missing_file_is_reported_and_repaired(query: StoredQuery, ki
     assert {problem.kind for problem in problems} == {kind}
     assert kind == "missing" or all(newest.name in problem.message for problem in problems)
     assert repair(query.url, stopped=True).batch == BATCHES - 2
-    assert state(query.url) == query.left[-2]
+    assert state(query.url) == query.states[-2]
 
 
 def test_query_goes_on_after_a_file_that_was_cut_short(query: StoredQuery) -> None:
@@ -166,11 +166,11 @@ def test_gc_removes_a_file_whose_batch_was_not_committed(tmp_path: Path) -> None
     # The batch ran again.
     query = query.restart(3)
     query.run(word=10)
-    found = gc(query.url, dry_run=True)
-    assert [one.url for one in found.orphans] == [f"file://{orphan}"]
+    report = gc(query.url, dry_run=True)
+    assert [file.url for file in report.orphans] == [f"file://{orphan}"]
     gc(query.url)
     assert not orphan.exists()
-    assert state(query.url) == query.left[-1]
+    assert state(query.url) == query.states[-1]
     assert verify(query.url).ok
 
 
@@ -211,19 +211,19 @@ def test_old_run_discards_nothing_once_another_one_has_its_version(tmp_path: Pat
     assert new.files() == before
     discard_old(new)
     assert new.files() != before
-    assert state(new.url) == new.left[-1]
+    assert state(new.url) == new.states[-1]
 
 
 def test_first_cleanup_without_ids_sees_what_another_run_has_merged(tmp_path: Path) -> None:
     query = ran(tmp_path, checkpoint_format=1)
-    (known,) = query.merged.values()
-    other = query.restart(3).stores[0].merged
-    assert other is not None
+    (merged_files,) = query.merged.values()
+    other_merged_files = query.restart(3).stores[0].merged
+    assert other_merged_files is not None
     path = query.stores[1].metadata_path(CheckpointName(2))
-    other.supersede(path, "f" * 16, query.stores[1].files.read(path))
+    other_merged_files.supersede(path, "f" * 16, query.stores[1].files.read(path))
     discard_versions(query.stores[0], CheckpointName(3), query.counted[-1][0].id, 3, 0)
-    assert (found := known.find(path)) is not None
-    assert found.attempt_id == "f" * 16
+    assert (file := merged_files.find(path)) is not None
+    assert file.attempt_id == "f" * 16
 
 
 WORDS = {f"word{number}": number for number in range(100)}
@@ -251,20 +251,22 @@ def moved(directory: Path) -> tuple[StoredQuery, StoreDirectory]:
     return query, store
 
 
-@pytest.mark.parametrize("held", [False, True], ids=["retained", "held"])
-def test_store_that_moves_to_a_process_with_an_old_listing_keeps_versions(tmp_path: Path, held: bool) -> None:
+@pytest.mark.parametrize("has_hold", [False, True], ids=["retained", "held"])
+def test_store_that_moves_to_a_process_with_an_old_listing_keeps_versions(
+    tmp_path: Path, has_hold: bool
+) -> None:
     query, store = moved(tmp_path / "checkpoint")
-    if held:
+    if has_hold:
         directory = holds_directory_of(store.directory, store.store)
         assert directory is not None
         announce_holds(store.files, directory)
         store.files.create(f"{directory}/6-savepoint", b"")
     shared = query.directory / "state/0/0/shared"
     assert sorted(file.name[0] for file in shared.iterdir()) == ["1", "3", "7"]
-    discard_versions(store, newest_name(query), query.counted[-1][0].id, 8 if held else 5, 0)
-    for batch in (5, 7) if held else range(4, 8):
+    discard_versions(store, newest_name(query), query.counted[-1][0].id, 8 if has_hold else 5, 0)
+    for batch in (5, 7) if has_hold else range(4, 8):
         assert verify(query.url, batch).problems == ()
-        assert state(query.url, batch) == query.left[batch]
+        assert state(query.url, batch) == query.states[batch]
     assert sorted(file.name[0] for file in shared.iterdir()) == ["3", "7"]
 
 
@@ -280,9 +282,9 @@ def test_cleanup_and_gc_delete_nothing_while_a_merged_file_is_damaged(tmp_path: 
     refused = r"^nothing of operator 0, partition 0.* is deleted: .*_merged/4-4-0 .* Restore it from a backup"
     with pytest.raises(CorruptCheckpointError, match=refused):
         discard_versions(store, name, by, 4, 0)
-    found = gc(query.url, stopped=True)
-    assert found.orphans == ()
-    assert {problem.what for problem in found.skipped} == {"merged files"}
+    report = gc(query.url, stopped=True)
+    assert report.orphans == ()
+    assert {problem.what for problem in report.skipped} == {"merged files"}
     assert {name: data for name, data in query.files().items() if "horizon" not in name} == before
     for file, data in whole.items():
         file.write_bytes(data)
@@ -335,5 +337,5 @@ def test_directory_of_a_merged_store_is_kept_on_object_stores() -> None:
     files, directory = open_file_system(url)
     state_directory = directory.removesuffix("/0/0")
     paths = [status.path for status in files.list_files(state_directory)]
-    left = {path.removeprefix(f"{state_directory}/") for path in paths}
-    assert left == {"_merged/3-3-0", "_holds/horizon-0", "0/0/shared/kept"}
+    remaining = {path.removeprefix(f"{state_directory}/") for path in paths}
+    assert remaining == {"_merged/3-3-0", "_holds/horizon-0", "0/0/shared/kept"}

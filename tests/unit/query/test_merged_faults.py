@@ -49,7 +49,7 @@ def _one_store_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         sys.modules[Verifier.__module__],
         "parallel_map",
-        lambda do, items, progress: [do(one) for one in items],
+        lambda do, items, progress: [do(item) for item in items],
     )
 
 
@@ -78,8 +78,8 @@ def test_batch_handed_over_is_whole_or_absent_after_a_fault_at_any_call(
 
 
 def run_with_faults(operation: Operation, model: Model, *, ids: bool, cluster: bool, survives: bool) -> None:
-    found = operation.faults(model, ids=ids, cluster=cluster, survives=survives)
-    faults = [fault for _, fault in some(found, STRIDE)]
+    all_faults = operation.faults(model, ids=ids, cluster=cluster, survives=survives)
+    faults = [fault for _, fault in some(all_faults, STRIDE)]
     assert faults
     for fault in faults:
         operation.run(model, fault, ids=ids, cluster=cluster, survives=survives)
@@ -103,8 +103,8 @@ def test_synced_batch_handed_over_survives_a_power_loss_at_any_call(disk: LocalD
 def run_with_power_losses(operation: Operation, disk: LocalDisk, *, ids: bool, cluster: bool) -> None:
     model = Model(disk, True, False, (*KINDS, "kill"))
     disk.loss = LOSSES["nothing"]
-    found = operation.faults(model, ids=ids, cluster=cluster, survives=False)
-    for number, fault in some(found, STRIDE):
+    faults = operation.faults(model, ids=ids, cluster=cluster, survives=False)
+    for number, fault in some(faults, STRIDE):
         disk.loss = LOSSES[list(LOSSES)[number // STRIDE % len(LOSSES)]]
         operation.run(model, fault, ids=ids, cluster=cluster, survives=False)
 
@@ -116,7 +116,7 @@ def test_operations_are_what_they_are_called(operation: str) -> None:
     OPERATIONS[operation].prepare(bench)
     OPERATIONS[operation].operate(bench)
     path = f"{bench.root}/state/_merged".removeprefix("faulty://")
-    names = sorted(found.rpartition("/")[2] for found in bench.fs.wrapped.find(path))
+    names = sorted(file.rpartition("/")[2] for file in bench.fs.wrapped.find(path))
     assert names == {
         "batch": ["2-2-0", "3-3-0", "4-4-0"],
         "batch-again": ["2-2-0", "3-3-0", "4-4-0", "4-4-1"],

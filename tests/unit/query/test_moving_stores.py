@@ -29,17 +29,17 @@ class Cluster:
         self.driver = StoredQuery(directory, partitions=PARTITIONS, merges=True)
         self.executors = [self.driver.restart(0) for _ in range(EXECUTORS)]
         for executor in self.executors:
-            executor.left, executor.counted = self.driver.left, self.driver.counted
+            executor.states, executor.counted = self.driver.states, self.driver.counted
             for merged in executor.merged.values():
                 merged.reports_discards = True
         self.places: list[StoredQuery | None] = [None] * PARTITIONS
-        self.held: dict[str, int] = {}
+        self.versions_by_hold: dict[str, int] = {}
         """The held versions by the path of the hold."""
         self.moves = 0
 
     def name(self, partition: int) -> CheckpointName:
         """The newest version of a partition's store."""
-        return CheckpointName(len(self.driver.left), self.driver.counted[-1][partition].id)
+        return CheckpointName(len(self.driver.states), self.driver.counted[-1][partition].id)
 
     def executor(self, partition: int) -> StoredQuery:
         """The executor of a partition's next task, which loads the store if that moves."""
@@ -49,7 +49,7 @@ class Cluster:
             if chosen is not place:
                 place = self.places[partition] = chosen
                 self.moves += 1
-                if self.driver.left:
+                if self.driver.states:
                     place.stores[partition] = place.open(partition)
                     place.stores[partition].load(self.name(partition))
         return place
@@ -57,7 +57,7 @@ class Cluster:
     def commit(self, partition: int, counts: dict[str, int]) -> Attempt:
         """Run a partition's task, which may hand over no metadata and may take up a snapshot."""
         executor = self.executor(partition)
-        is_first = not self.driver.left
+        is_first = not self.driver.states
         base = executor.snapshot(partition) if not is_first and self.random.random() < 0.2 else None
         largest = 0 if self.random.random() < 0.3 else 1 << 20
         with patch.object(commit, "LARGEST_HANDED_OVER", largest):
@@ -65,18 +65,18 @@ class Cluster:
 
     def batch(self) -> None:
         """Run a batch, and maintenance of some stores."""
-        words = self.random.sample(WORDS, self.random.choice([3, 20])) if self.driver.left else WORDS
+        words = self.random.sample(WORDS, self.random.choice([3, 20])) if self.driver.states else WORDS
         counts = {word: self.random.randrange(1_000_000) for word in words}
         self.driver.begin()
         attempts = [self.commit(partition, counts) for partition in range(PARTITIONS)]
-        version = len(self.driver.left) + 1
+        version = len(self.driver.states) + 1
         handed_over = [
             (
-                f"0/{partition}/{CheckpointName(version, one.id).directory}/_metadata",
-                one.committed.metadata,
+                f"0/{partition}/{CheckpointName(version, attempt.id).directory}/_metadata",
+                attempt.committed.metadata,
             )
-            for partition, one in enumerate(attempts)
-            if one.committed.metadata is not None
+            for partition, attempt in enumerate(attempts)
+            if attempt.committed.metadata is not None
         ]
         discarded = [
             path
@@ -96,7 +96,7 @@ class Cluster:
 
     def change_holds(self) -> None:
         """Hold a retained version, as a pointer savepoint does, or remove a hold."""
-        store, newest = self.driver.stores[0], len(self.driver.left)
+        store, newest = self.driver.stores[0], len(self.driver.states)
         directory = holds_directory_of(store.directory, store.store)
         assert directory is not None
         if newest > RETAINED and self.random.random() < 0.1:
@@ -104,18 +104,18 @@ class Cluster:
             path = f"{directory}/{version}-savepoint{newest}"
             announce_holds(store.files, directory)
             store.files.create(path, b"")
-            self.held[path] = version
-        if self.held and self.random.random() < 0.07:
-            path = self.random.choice(list(self.held))
+            self.versions_by_hold[path] = version
+        if self.versions_by_hold and self.random.random() < 0.07:
+            path = self.random.choice(list(self.versions_by_hold))
             store.files.delete(path)
-            del self.held[path]
+            del self.versions_by_hold[path]
 
     def check(self) -> None:
         """Check that all retained and held versions are whole."""
-        newest = len(self.driver.left)
-        for version in {*range(max(1, newest - RETAINED + 1), newest + 1), *self.held.values()}:
-            found = verify(self.driver.url, version - 1)
-            assert found.problems == (), f"version {version}, at version {newest}"
+        newest = len(self.driver.states)
+        for version in {*range(max(1, newest - RETAINED + 1), newest + 1), *self.versions_by_hold.values()}:
+            report = verify(self.driver.url, version - 1)
+            assert report.problems == (), f"version {version}, at version {newest}"
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,8 @@ def test_operator_relocated_moves_its_own_schema_files() -> None:
         "file:///new/state/1/_stateSchema/default/7_f00",
     )
     assert StatefulOperator.decode(operator.encode(), "here") == operator
-    other = StatefulOperator.decode(PROCESSOR.replace(b":1,", b":2,"), "here")
-    assert other.relocated("/new").schema_files == other.schema_files
+    other_operator = StatefulOperator.decode(PROCESSOR.replace(b":1,", b":2,"), "here")
+    assert other_operator.relocated("/new").schema_files == other_operator.schema_files
     assert StatefulOperator.decode(JOIN, "here").relocated("/new").encode() == JOIN
 
 

@@ -34,11 +34,11 @@ def query(tmp_path: Path) -> WrittenQuery:
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["", "checkpointsDir"])
 def test_stores_returns_a_version_of_every_store(tmp_path: Path, with_ids: bool, elsewhere: bool) -> None:
     directory = str(tmp_path / "states") if elsewhere else None
-    written = WrittenQuery(str(tmp_path / "c"), with_ids, directory)
+    query = WrittenQuery(str(tmp_path / "c"), with_ids, directory)
     attempts = []
     for _ in range(3):
-        attempts.append(written.begin())
-        written.done(attempts[-1], {b"batch": b"%d" % len(attempts)})
+        attempts.append(query.begin())
+        query.log_commit(attempts[-1], {b"batch": b"%d" % len(attempts)})
     before = files_below(tmp_path)
     checkpoint = QueryCheckpoint(f"file:{tmp_path}/c/", checkpoints_dir=directory)
     assert checkpoint.url == f"file://{tmp_path}/c"
@@ -72,8 +72,8 @@ def test_batches_are_those_with_both_log_entries(query: WrittenQuery) -> None:
     assert checkpoint.batches() == [0, 1, 2, 7, 8, 9, 11]
     checkpoint.files.delete(checkpoint.path("offsets/1"))
     assert checkpoint.batches() == [0, 2, 7, 8, 9, 11]
-    known = r"has no batch 3: it has the batches 0, 2, 7 to 9, 11\. .*minBatchesToRetain"
-    with pytest.raises(CheckpointNotFoundError, match=known):
+    message = r"has no batch 3: it has the batches 0, 2, 7 to 9, 11\. .*minBatchesToRetain"
+    with pytest.raises(CheckpointNotFoundError, match=message):
         checkpoint.require_batch(3)
     with pytest.raises(CheckpointNotFoundError, match="no entry of batch 1 in 'offsets'"):
         checkpoint.offsets(1)
@@ -123,16 +123,16 @@ def test_operators_reads_the_metadata_of_the_run_of_a_batch(tmp_path: Path) -> N
         query.write(f"state/1/_metadata/v2/{first}", operator.with_partitions(partitions).encode())
     query.write("state/1/_metadata/v2/.2.crc", b"")
     checkpoint = query.checkpoint
-    found = [checkpoint.operator(1, batch).partitions for batch in (0, 1, 2, 9, 10, None)]
-    assert found == [4, 4, 5, 5, 6, 6]
+    partitions = [checkpoint.operator(1, batch).partitions for batch in (0, 1, 2, 9, 10, None)]
+    assert partitions == [4, 4, 5, 5, 6, 6]
     assert [path.rpartition("/")[2] for path, _ in checkpoint.operator_files(1)] == ["metadata", "0"]
 
 
 def test_open_store_reads_the_requested_attempt(query: WrittenQuery) -> None:
     store = STORES[2]
-    other = QueryCheckpoint(query.url, state_url="file:///elsewhere", attempts={store: "0" * 16})
-    assert other.state_url == "file:///elsewhere"
-    attempts = {version.store: version.attempt_id for version in other.stores()}
+    checkpoint = QueryCheckpoint(query.url, state_url="file:///elsewhere", attempts={store: "0" * 16})
+    assert checkpoint.state_url == "file:///elsewhere"
+    attempts = {version.store: version.attempt_id for version in checkpoint.stores()}
     assert attempts == dict.fromkeys(STORES) | {store: "0" * 16}
     assert {version.attempt_id for version in query.checkpoint.stores()} == {None}
 

@@ -27,10 +27,10 @@ LARGE = {f"{'w' * (number % 2)}{number}": number for number in range(100)}
 @pytest.fixture(params=[1, 2])
 def query(tmp_path: Path, request: pytest.FixtureRequest) -> StoredQuery:
     """Four batches, each of which wrote everything anew."""
-    made = StoredQuery(tmp_path / "checkpoint", request.param)
+    stored_query = StoredQuery(tmp_path / "checkpoint", request.param)
     for number in range(4):
-        made.run(**dict.fromkeys(LARGE, number))
-    return made
+        stored_query.run(**dict.fromkeys(LARGE, number))
+    return stored_query
 
 
 def spoil(query: StoredQuery, pattern: str) -> None:
@@ -46,8 +46,8 @@ BEFORE = "state/0/1/chk-3*/_metadata"
 
 def test_repair_changes_nothing_in_an_intact_checkpoint(query: StoredQuery) -> None:
     before = query.files()
-    done = repair(query.url, stopped=True)
-    assert (done.batch, done.broken, done.moved) == (3, (), ())
+    result = repair(query.url, stopped=True)
+    assert (result.batch, result.broken, result.moved) == (3, (), ())
     assert query.files() == before
     with pytest.raises(CheckpointNotFoundError):
         repair(str(query.directory / "nothing"), stopped=True)
@@ -59,14 +59,14 @@ def test_repair_rolls_back_to_the_newest_intact_batch(query: StoredQuery, broken
     before = query.files()
     planned = repair(query.url, dry_run=True)
     assert query.files() == before
-    done = repair(query.url, stopped=True)
-    assert (done.batch, done.moved) == (2, planned.moved)
-    assert [found.batch for found in done.broken] == [3]
-    assert {Path(url).name for url in done.moved} >= {"3"}
-    found = verify(query.url)
-    assert (found.batch, found.ok) == (2, True)
+    result = repair(query.url, stopped=True)
+    assert (result.batch, result.moved) == (2, planned.moved)
+    assert [report.batch for report in result.broken] == [3]
+    assert {Path(url).name for url in result.moved} >= {"3"}
+    report = verify(query.url)
+    assert (report.batch, report.ok) == (2, True)
     # The moved files still exist.
-    moved = {url.removeprefix(f"file://{query.directory}/") for url in done.moved}
+    moved = {url.removeprefix(f"file://{query.directory}/") for url in result.moved}
     after = query.files()
     aside = {path.split("/", 2)[2]: data for path, data in after.items() if path.startswith("rolled-back/")}
     assert {path: before[path] for path in moved} == aside
@@ -76,16 +76,16 @@ def test_repair_rolls_back_to_the_newest_intact_batch(query: StoredQuery, broken
 def test_repair_passes_over_several_broken_batches(query: StoredQuery) -> None:
     spoil(query, NEWEST)
     spoil(query, "state/0/0/shared/3-*")
-    done = repair(query.url, stopped=True)
-    assert (done.batch, [found.batch for found in done.broken]) == (1, [3, 2])
+    result = repair(query.url, stopped=True)
+    assert (result.batch, [report.batch for report in result.broken]) == (1, [3, 2])
     assert verify(query.url).ok
 
 
 def test_repair_removes_only_a_broken_uncommitted_batch(query: StoredQuery) -> None:
     query.begin()
     spoil(query, "offsets/4")
-    done = repair(query.url, stopped=True)
-    assert (done.batch, [found.batch for found in done.broken]) == (3, [3])
+    result = repair(query.url, stopped=True)
+    assert (result.batch, [report.batch for report in result.broken]) == (3, [3])
     assert "offsets/4" not in query.files()
     assert verify(query.url).batch == 3
 
@@ -125,8 +125,8 @@ def test_repair_rolls_back_to_the_oldest_batch(query: StoredQuery) -> None:
     query.forget(2)
     spoil(query, NEWEST)
     assert repair(query.url, stopped=True).batch == 2
-    found = verify(query.url)
-    assert (found.batch, found.ok) == (2, True)
+    report = verify(query.url)
+    assert (report.batch, report.ok) == (2, True)
 
 
 def test_repair_rolls_back_a_newest_batch_without_a_previous_offset_entry(query: StoredQuery) -> None:
@@ -159,13 +159,13 @@ def test_repair_undoes_a_rollback_of_a_running_query(query: StoredQuery) -> None
         repair(query.url)
     planned = repair(query.url, dry_run=True)
     assert query.files() == before
-    done = repair(query.url, stopped=True)
-    assert (done.batch, done.moved, done.undone_rollback) == (6, (), planned.undone_rollback)
-    assert done.undone_rollback is not None
+    result = repair(query.url, stopped=True)
+    assert (result.batch, result.moved, result.undone_rollback) == (6, (), planned.undone_rollback)
+    assert result.undone_rollback is not None
     assert rolled_back.items() <= query.files().items()
     assert entries(query) == [list(range(7))] * 2
-    found = verify(query.url)
-    assert (found.batch, found.problems) == (6, ())
+    report = verify(query.url)
+    assert (report.batch, report.problems) == (6, ())
     # A second repair finds nothing to do.
     assert repair(query.url).broken == ()
 
@@ -173,19 +173,21 @@ def test_repair_undoes_a_rollback_of_a_running_query(query: StoredQuery) -> None
 def test_repair_rolls_back_to_the_batch_before_a_gap(query: StoredQuery) -> None:
     roll_back_as_it_runs(query, 1)
     (query.directory / "commits/4").unlink()
-    done = repair(query.url, stopped=True)
-    assert (done.batch, done.undone_rollback) == (1, None)
+    result = repair(query.url, stopped=True)
+    assert (result.batch, result.undone_rollback) == (1, None)
     assert verify(query.url).ok
 
 
 def query_with_bases(tmp_path: Path, checkpoint_format: int) -> StoredQuery:
     """A query whose versions 3 and 4 have uploaded bases, beside the changes since the first version."""
-    made = StoredQuery(tmp_path / "covered", checkpoint_format)
-    made.run(**LARGE)
-    made.run(w1=7)
-    made.run({partition: made.snapshot(partition) for partition in range(2)}, ann=1, bob=2, carl=3)
-    made.run(ann=2, bob=3, carl=4)
-    return made
+    stored_query = StoredQuery(tmp_path / "covered", checkpoint_format)
+    stored_query.run(**LARGE)
+    stored_query.run(w1=7)
+    stored_query.run(
+        {partition: stored_query.snapshot(partition) for partition in range(2)}, ann=1, bob=2, carl=3
+    )
+    stored_query.run(ann=2, bob=3, carl=4)
+    return stored_query
 
 
 @pytest.mark.parametrize("checkpoint_format", [1, 2])
@@ -197,15 +199,15 @@ def test_repair_rolls_no_batch_back_that_other_streams_cover(tmp_path: Path, che
     data = flipped.read_bytes()
     flipped.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     before = query.files()
-    found = verify(query.url)
-    assert (found.ok, found.stores, len(found.problems)) == (True, 0, 2)
-    for problem, kind, path in zip(found.problems, ("missing", "damaged"), (missing, flipped), strict=True):
+    report = verify(query.url)
+    assert (report.ok, report.stores, len(report.problems)) == (True, 0, 2)
+    for problem, kind, path in zip(report.problems, ("missing", "damaged"), (missing, flipped), strict=True):
         assert (problem.kind, problem.covered) == (kind, True)
         assert str(path) in problem.message
         assert "It is covered: " in problem.message
         assert f"{path.parent}/1-" in problem.message
-    done = repair(query.url, stopped=True)
-    assert (done.batch, done.broken, done.moved, done.covered) == (3, (), (), found.problems)
+    result = repair(query.url, stopped=True)
+    assert (result.batch, result.broken, result.moved, result.covered) == (3, (), (), report.problems)
     assert query.files() == before
     rows = read_state(query.url).to_pylist()
     assert {row["key"]["word"]: row["value"]["count"] for row in rows} == query.state()

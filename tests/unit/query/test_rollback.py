@@ -100,31 +100,31 @@ def test_interrupted_rollback_leaves_the_query_at_a_batch_in_between(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_ids: bool
 ):
     real = {name: getattr(LocalFileSystem, name) for name in ("create", "delete")}
-    left = 0
+    steps_to_go = 0
 
     def die_in_time(name: str) -> Callable[..., None]:
         def call(*arguments: object) -> None:
-            nonlocal left
-            if left == 0:
+            nonlocal steps_to_go
+            if steps_to_go == 0:
                 raise KeyboardInterrupt
-            left -= 1
+            steps_to_go -= 1
             real[name](*arguments)
 
         return call
 
-    done = False
+    is_complete = False
     steps = 0
-    while not done:
+    while not is_complete:
         directory = tmp_path / str(steps)
         query = ran(directory, 4, with_ids=with_ids)
         contents = {batch: content(query.checkpoint, batch) for batch in range(4)}
         before = files_below(directory)
-        left = steps
+        steps_to_go = steps
         with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
             for name in real:
                 patched.setattr(LocalFileSystem, name, die_in_time(name))
             rollback(query.url, 1, stopped=True)
-            done = True
+            is_complete = True
         checkpoint = QueryCheckpoint(query.url)
         newest = checkpoint.newest_batch()
         begun = max(int(path.name) for path in (directory / "offsets").iterdir())
@@ -236,7 +236,7 @@ def test_rollback_needs_the_operator_state_of_its_batch_unless_that_began_later(
 
 
 def test_rollback_writes_an_offset_entry_before_the_oldest_batch(tmp_path: Path):
-    query = WrittenQuery(str(tmp_path), kept=1)
+    query = WrittenQuery(str(tmp_path), retained_batches=1)
     for _ in range(4):
         query.run()
     assert query.checkpoint.batches() == [2, 3]
@@ -295,15 +295,15 @@ def test_rollback_moves_files_back_if_the_query_runs(
         directory = tmp_path / str(step)
         query = ran(directory, 4, with_ids=with_ids)
         before = files_below(directory)
-        left = step
+        steps_to_go = step
 
         def run_in_time(*arguments: object, query: WrittenQuery = query) -> None:
-            nonlocal left
-            if left == 0:
+            nonlocal steps_to_go
+            if steps_to_go == 0:
                 with monkeypatch.context() as own:
                     own.setattr(LocalFileSystem, call, real)
                     query.run()
-            left -= 1
+            steps_to_go -= 1
             real(*arguments)
 
         with monkeypatch.context() as patched:
@@ -312,15 +312,15 @@ def test_rollback_moves_files_back_if_the_query_runs(
                 rollback(query.url, 1, stopped=True)
                 refused = False
             except QueryRunningError as error:
-                found = str(error)
+                message = str(error)
         if refused:
-            assert "commits/4" in found
+            assert "commits/4" in message
             after = in_place(directory)
             assert {name: after[name] for name in before} == before
             assert query.checkpoint.batches() == [0, 1, 2, 3, 4]
             assert content(query.checkpoint) == query.rows
         step += 1
-    assert left >= 0
+    assert steps_to_go >= 0
     assert step > 10
 
 

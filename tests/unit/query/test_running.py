@@ -22,10 +22,10 @@ HOUR = 3600.0
 
 @pytest.fixture
 def query(tmp_path: Path) -> StoredQuery:
-    made = StoredQuery(tmp_path / "checkpoint")
+    stored_query = StoredQuery(tmp_path / "checkpoint")
     for number in range(4):
-        made.run(ann=number)
-    return made
+        stored_query.run(ann=number)
+    return stored_query
 
 
 def age(query: StoredQuery, seconds: float, interval: float = 1.0) -> None:
@@ -33,7 +33,7 @@ def age(query: StoredQuery, seconds: float, interval: float = 1.0) -> None:
     now = time.time()
     for path in query.directory.rglob("*"):
         os.utime(path, (now - 30 * HOUR, now - 30 * HOUR))
-    newest = len(query.left) - 1
+    newest = len(query.states) - 1
     for log in ("sources/0", "offsets", "commits"):
         for batch in range(newest + 1):
             then = now - seconds - interval * (newest - batch)

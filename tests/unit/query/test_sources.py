@@ -18,7 +18,7 @@ def entry(number: int) -> str:
     return json.dumps({"path": f"file:///in/{number}", "timestamp": number, "batchId": number})
 
 
-def written(count: int, interval: int) -> Log:
+def source_log(count: int, interval: int) -> Log:
     """The log of a source that found one file after another, none of it removed."""
     log = {}
     for number in range(count):
@@ -47,11 +47,11 @@ def known_to_spark(log: Log, default_interval: int) -> list[int]:
         divisors = (n for n in range(least, newest // 2 + 1) if newest % n == 0)
         interval = next(divisors, newest) if default_interval < newest // 2 else newest
     latest = max(int(name.split(".")[0]) for name in log)
-    found = []
+    numbers = []
     for number in range(max(0, (latest + 1) // interval * interval - 1), latest + 1):
         data = log[f"{number}.compact" if (number + 1) % interval == 0 else str(number)]
-        found += [json.loads(line)["batchId"] for line in data.decode().split("\n")[1:]]
-    return found
+        numbers += [json.loads(line)["batchId"] for line in data.decode().split("\n")[1:]]
+    return numbers
 
 
 def carried_out(log: Log, part: sources.FileLogCut, last: int) -> Log:
@@ -67,18 +67,18 @@ def logs(draw: st.DrawFn) -> tuple[Log, int, int]:
     """A log of which old files may have been removed behind a compacted one, its interval, and an entry."""
     interval = draw(st.integers(1, 12))
     count = draw(st.integers(1, 60))
-    log = written(count, interval)
+    log = source_log(count, interval)
     compacted = [int(name.split(".")[0]) for name in log if name.endswith(".compact")]
     if compacted:
-        kept = draw(st.sampled_from([0, *compacted]))
-        gone = [name for name in log if int(name.split(".")[0]) < kept]
+        oldest = draw(st.sampled_from([0, *compacted]))
+        gone = [name for name in log if int(name.split(".")[0]) < oldest]
         for name in draw(st.permutations(gone))[: draw(st.integers(0, len(gone)))]:
             del log[name]
     return log, interval, draw(st.integers(-1, count - 1))
 
 
 # One compacted file was removed, and older ones were not.
-@example(({name: data for name, data in written(20, 6).items() if name != "11.compact"}, 6, 19))
+@example(({name: data for name, data in source_log(20, 6).items() if name != "11.compact"}, 6, 19))
 @given(logs())
 def test_cut_keeps_a_log_that_spark_reads_up_to_the_entry(drawn: tuple[Log, int, int]):
     log, interval, last = drawn
@@ -93,7 +93,7 @@ def test_cut_keeps_a_log_that_spark_reads_up_to_the_entry(drawn: tuple[Log, int,
 
 
 def test_cut_refuses_a_log_with_missing_or_unreadable_entries():
-    log = written(8, 10)
+    log = source_log(8, 10)
     del log["3"]
     with pytest.raises(CorruptCheckpointError, match="lacks entries up to 5"):
         sources.cut(log, 5, "here")
@@ -102,17 +102,17 @@ def test_cut_refuses_a_log_with_missing_or_unreadable_entries():
 
 
 @pytest.mark.parametrize(
-    ("offset", "found"),
+    ("offset", "position"),
     [('{"logOffset":7}', 7), ("-", -1), ("7", 7), ('{"topic":{"0":7}}', None), ("true", None), ("x y", None)],
 )
-def test_position_is_read_only_from_offsets_of_file_sources(offset: str, found: int | None):
-    assert sources.position(offset) == found
+def test_position_is_read_only_from_offsets_of_file_sources(offset: str, position: int | None):
+    assert sources.position(offset) == position
 
 
 @pytest.mark.parametrize(
-    ("data", "found"),
+    ("data", "expected"),
     [
-        (written(1, 10)["0"], True),
+        (source_log(1, 10)["0"], True),
         (b"v1", True),
         (b'v1\n{"topic":{"0":7}}', False),
         (b"v1\n1700000000000", False),
@@ -120,8 +120,8 @@ def test_position_is_read_only_from_offsets_of_file_sources(offset: str, found: 
         (b"", False),
     ],
 )
-def test_is_file_log_distinguishes_logs_of_other_sources(data: bytes, found: bool):
-    assert sources.is_file_log(data) is found
+def test_is_file_log_distinguishes_logs_of_other_sources(data: bytes, expected: bool):
+    assert sources.is_file_log(data) is expected
 
 
 def test_directories_finds_offsets_by_number_or_name():
@@ -137,7 +137,7 @@ def files(*positions: int | None) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("offsets", "there", "found"),
+    ("offsets", "there", "positions"),
     [
         # Each offset has a directory of its own, though some are the same.
         (files(5, 5, 7), "012", files(5, 5, 7)),
@@ -156,11 +156,11 @@ def files(*positions: int | None) -> tuple[str, ...]:
     ],
 )
 def test_directories_of_a_source_read_several_times_is_one(
-    offsets: tuple[str, ...], there: str, found: tuple[str, ...]
+    offsets: tuple[str, ...], there: str, positions: tuple[str, ...]
 ):
     entry = OffsetEntry("v1", {}, offsets)
-    wanted = {str(number): offset for number, offset in enumerate(found)}
-    assert sources.directories(entry, set(there).__contains__) == wanted
+    expected = {str(number): offset for number, offset in enumerate(positions)}
+    assert sources.directories(entry, set(there).__contains__) == expected
 
 
 def test_directories_refuses_ambiguous_offsets():

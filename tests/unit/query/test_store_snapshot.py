@@ -39,19 +39,19 @@ values = st.sampled_from([b"", b"1", b"2", bytes(900)])
 @st.composite
 def versions(draw: st.DrawFn) -> list[list[Change]]:
     """Changes of several versions; a value is appended to keys that there are, and of one state alone."""
-    known: dict[str, set[bytes]] = defaultdict(set)
-    made = []
+    present: dict[str, set[bytes]] = defaultdict(set)
+    changes_by_version = []
     for _ in range(draw(st.integers(1, 4))):
         changes: list[Change] = []
         for _ in range(draw(st.integers(0, 12))):
             state, key = draw(st.sampled_from(["one", "many"])), draw(keys)
             op = draw(
-                st.sampled_from([PUT, DELETE] + [MERGE, MERGE] * (state == "many" and key in known[state]))
+                st.sampled_from([PUT, DELETE] + [MERGE, MERGE] * (state == "many" and key in present[state]))
             )
-            (known[state].discard if op == DELETE else known[state].add)(key)
+            (present[state].discard if op == DELETE else present[state].add)(key)
             changes.append((state, op, key, None if op == DELETE else draw(values)))
-        made.append(changes)
-    return made
+        changes_by_version.append(changes)
+    return changes_by_version
 
 
 def described(rows: Rows) -> tuple[ColumnFamily, ...]:
@@ -62,12 +62,12 @@ def described(rows: Rows) -> tuple[ColumnFamily, ...]:
     )
 
 
-def commit_all(checkpoint: QueryCheckpoint, made: list[list[Change]]) -> Rows:
+def commit_all(checkpoint: QueryCheckpoint, changes_by_version: list[list[Change]]) -> Rows:
     """Commit versions one on top of the other, and give what they leave."""
     rows: Rows = {name: {} for name in FAMILIES}
     store = checkpoint.open(STORE)
     handle = None
-    for version, changes in enumerate(made, 1):
+    for version, changes in enumerate(changes_by_version, 1):
         batches = []
         for state, op, key, value in changes:
             arrays = [
@@ -84,22 +84,22 @@ def commit_all(checkpoint: QueryCheckpoint, made: list[list[Change]]) -> Rows:
 
 
 def rows_of(content: StoreSnapshot) -> Rows:
-    found: Rows = {state.name: {} for state in content.column_families}
+    rows: Rows = {state.name: {} for state in content.column_families}
     for name, table in content.rows():
         for row in table.to_pylist():
-            found[name].setdefault(row["key"], []).append(row["value"])
-    return found
+            rows[name].setdefault(row["key"], []).append(row["value"])
+    return rows
 
 
-@given(made=versions(), memory=st.sampled_from([None, 1500]))
+@given(changes_by_version=versions(), memory=st.sampled_from([None, 1500]))
 @settings(max_examples=60 * EFFORT)
 def test_store_snapshot_copies_the_result_of_a_changelog(
-    tmp_path_factory: pytest.TempPathFactory, made: list[list[Change]], memory: int | None
+    tmp_path_factory: pytest.TempPathFactory, changes_by_version: list[list[Change]], memory: int | None
 ):
     directory = tmp_path_factory.mktemp("content")
     source, target = (QueryCheckpoint(str(directory / name)) for name in ("source", "target"))
-    expected = commit_all(source, made)
-    name = CheckpointName(len(made))
+    expected = commit_all(source, changes_by_version)
+    name = CheckpointName(len(changes_by_version))
     content = read_store(source, StoreVersion(STORE, name), memory)
     assert rows_of(content) == expected
     # Twice the same.

@@ -20,16 +20,16 @@ from tests.unit.query.stored_query import COUNTS, WORDS, StoredQuery, schema
 
 @pytest.fixture
 def query(tmp_path: Path) -> StoredQuery:
-    made = StoredQuery(tmp_path / "checkpoint")
-    made.run(ann=1)
-    return made
+    stored_query = StoredQuery(tmp_path / "checkpoint")
+    stored_query.run(ann=1)
+    return stored_query
 
 
 def able(query: StoredQuery) -> tuple[str, ...]:
     """Return the versions that can continue a query; each of the others has a reason."""
-    found = obstacles_by_spark(QueryCheckpoint(query.url))
-    assert tuple(found) == SUPPORTED_SPARK
-    return tuple(spark for spark, reasons in found.items() if not reasons)
+    obstacles = obstacles_by_spark(QueryCheckpoint(query.url))
+    assert tuple(obstacles) == SUPPORTED_SPARK
+    return tuple(spark for spark, reasons in obstacles.items() if not reasons)
 
 
 def set_operator(query: StoredQuery, name: str) -> None:
@@ -87,19 +87,19 @@ CASES: dict[str, tuple[Callable[[StoredQuery], None], tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize(("change", "sparks"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(("change", "minors"), CASES.values(), ids=CASES)
 def test_query_continues_on_each_spark_that_reads_its_formats(
-    query: StoredQuery, change: Callable[[StoredQuery], None], sparks: tuple[str, ...]
+    query: StoredQuery, change: Callable[[StoredQuery], None], minors: tuple[str, ...]
 ) -> None:
     change(query)
-    assert able(query) == sparks
+    assert able(query) == minors
 
 
 def test_state_of_another_provider_continues_nowhere(query: StoredQuery) -> None:
     name = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     set_offsets(query, 0, **{"spark.sql.streaming.stateStore.providerClass": name})
-    found = obstacles_by_spark(QueryCheckpoint(query.url))
-    assert all(name in reason for reasons in found.values() for reason in reasons)
+    obstacles = obstacles_by_spark(QueryCheckpoint(query.url))
+    assert all(name in reason for reasons in obstacles.values() for reason in reasons)
     assert able(query) == ()
 
 

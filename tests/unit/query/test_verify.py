@@ -40,40 +40,40 @@ LIMITS = ListStateDescriptor("limits", pa.int64())
 @pytest.fixture(params=[1, 2])
 def query(tmp_path: Path, request: pytest.FixtureRequest) -> StoredQuery:
     """A query with four batches; large changes are in separate files."""
-    made = StoredQuery(tmp_path / "checkpoint", request.param)
-    made.run(**{f"{'w' * (number % 7)}{number}": number for number in range(100)})
+    stored_query = StoredQuery(tmp_path / "checkpoint", request.param)
+    stored_query.run(**{f"{'w' * (number % 7)}{number}": number for number in range(100)})
     for batch in (1, 2, 3):
-        made.run(ann=batch, carl=batch)
-    state = QueryOperatorState(made.url, "limits")
+        stored_query.run(ann=batch, carl=batch)
+    state = QueryOperatorState(stored_query.url, "limits")
     for batch in range(4):
         with state.batch(batch) as store:
             store.get_list_state(LIMITS).add(batch)
-    return made
+    return stored_query
 
 
 def needed(query: StoredQuery, patterns: list[str] = NEEDED) -> list[Path]:
-    found = [path for pattern in patterns for path in query.directory.glob(pattern)]
-    assert len(found) >= len(patterns)
-    return found
+    paths = [path for pattern in patterns for path in query.directory.glob(pattern)]
+    assert len(paths) >= len(patterns)
+    return paths
 
 
 def test_verify_finds_nothing_in_an_intact_checkpoint(query: StoredQuery) -> None:
     reported: list[tuple[int, int]] = []
     for batch in (3, 2, 1, 0):
-        found = verify(query.url, batch, progress=lambda done, total: reported.append((done, total)))
-        assert (found.problems, found.ok, found.stores, found.batch) == ((), True, 2, batch)
+        report = verify(query.url, batch, progress=lambda count, total: reported.append((count, total)))
+        assert (report.problems, report.ok, report.stores, report.batch) == ((), True, 2, batch)
     assert reported == [(0, 2), (1, 2), (2, 2)] * 4
     assert verify(query.url).batch == 3
 
 
 def test_verify_reads_every_byte(query: StoredQuery) -> None:
-    found = verify(query.url, 2)
+    report = verify(query.url, 2)
     paths = needed(query)
     # Each of the two stores has the changes of two versions inline in its metadata.
     attempts = [attempt for batch in (1, 2) for attempt in query.counted[batch]]
     inside = [attempt.committed.handle.entries[-1].state.state_size for attempt in attempts]
-    assert found.bytes == sum(path.stat().st_size for path in paths) + sum(inside)
-    assert found.files == len(paths) + len(inside)
+    assert report.bytes == sum(path.stat().st_size for path in paths) + sum(inside)
+    assert report.files == len(paths) + len(inside)
 
 
 def test_verify_finds_a_missing_file(query: StoredQuery) -> None:
@@ -112,7 +112,7 @@ def test_verify_of_the_newest_batch_includes_the_uncommitted_one(query: StoredQu
 
 
 @pytest.mark.parametrize(
-    ("path", "batch", "what"),
+    ("path", "batch", "part"),
     [
         pytest.param("offsets/2", 3, "the offset log, batch 2", id="offsets of the batch before"),
         pytest.param("offsets/3", 2, "the offset log, batch 3", id="offsets of a committed batch"),
@@ -120,12 +120,12 @@ def test_verify_of_the_newest_batch_includes_the_uncommitted_one(query: StoredQu
     ],
 )
 def test_verify_of_the_newest_batch_needs_a_file(
-    query: StoredQuery, path: str, batch: int, what: str
+    query: StoredQuery, path: str, batch: int, part: str
 ) -> None:
     (query.directory / path).unlink()
-    found = verify(query.url)
-    assert (found.batch, [problem.what for problem in found.problems]) == (batch, [what])
-    assert what != "the operators" or "operator 0" in found.problems[0].message
+    report = verify(query.url)
+    assert (report.batch, [problem.what for problem in report.problems]) == (batch, [part])
+    assert part != "the operators" or "operator 0" in report.problems[0].message
 
 
 def test_verify_problem_names_its_part(query: StoredQuery) -> None:
@@ -255,8 +255,8 @@ def test_verify_reads_schema_files_where_spark_does(query: StoredQuery, tmp_path
 
 
 def test_verify_accepts_a_moved_savepoint(query: StoredQuery, tmp_path: Path) -> None:
-    taken = Path(savepoint(query.url, str(tmp_path / "savepoints")).path.removeprefix("file://"))
-    moved = taken.rename(tmp_path / taken.name)
+    path = Path(savepoint(query.url, str(tmp_path / "savepoints")).path.removeprefix("file://"))
+    moved = path.rename(tmp_path / path.name)
     assert verify(str(moved)).problems == ()
     next(moved.glob("state/0/1/chk-*/_metadata")).write_bytes(b"broken")
     assert not verify(str(moved)).ok

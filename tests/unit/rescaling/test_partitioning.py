@@ -67,26 +67,26 @@ RULES = [
     ),
 ]
 
-FAMILIES = {one.name: one for one in (state("value", GROUP), state("map", MAP_KEY, "prefix"))}
+FAMILIES = {family.name: family for family in (state("value", GROUP), state("map", MAP_KEY, "prefix"))}
 
 
-@pytest.mark.parametrize(("name", "store", "kept"), RULES, ids=lambda part: getattr(part, "name", part))
-def test_partition_key_has_the_columns_of_the_shuffle(name: str, store: str, kept: ColumnFamily) -> None:
-    found = partition_key(operator(name), store, kept, FAMILIES)
-    columns = found.columns(parse_schema(kept.key_schema))
+@pytest.mark.parametrize(("name", "store", "family"), RULES, ids=lambda part: getattr(part, "name", part))
+def test_partition_key_has_the_columns_of_the_shuffle(name: str, store: str, family: ColumnFamily) -> None:
+    key = partition_key(operator(name), store, family, FAMILIES)
+    columns = key.columns(parse_schema(family.key_schema))
     assert [column.name for column in columns] == ["long", "string"]
 
 
 def test_partition_key_of_a_map_like_value_is_the_whole_key() -> None:
     lookalike = {"value": state("value", MAP_KEY)}
     expiries = state("$ttl_value", struct(at="long", key=MAP_KEY), "range")
-    found = partition_key(operator("transformWithStateExec"), "default", expiries, lookalike)
-    assert len(found.columns(parse_schema(expiries.key_schema))) == 2
-    assert found.inside == (1,)
+    key = partition_key(operator("transformWithStateExec"), "default", expiries, lookalike)
+    assert len(key.columns(parse_schema(expiries.key_schema))) == 2
+    assert key.inside == (1,)
 
 
 @pytest.mark.parametrize(
-    ("name", "store", "kept"),
+    ("name", "store", "state_name"),
     [
         ("aNewOperator", "default", "default"),
         ("symmetricHashJoin", "left-aNewStore", "default"),
@@ -95,9 +95,11 @@ def test_partition_key_of_a_map_like_value_is_the_whole_key() -> None:
         ("stateStoreSave", "default", "aNewState"),
     ],
 )
-def test_partition_key_refuses_an_unknown_state(name: str, store: str, kept: str) -> None:
-    with pytest.raises(RescaleError, match=rf"operator 3 \({name}\), store {store}: .* state '.?{kept[1:]}'"):
-        partition_key(operator(name), store, state(kept, GROUP), {})
+def test_partition_key_refuses_an_unknown_state(name: str, store: str, state_name: str) -> None:
+    with pytest.raises(
+        RescaleError, match=rf"operator 3 \({name}\), store {store}: .* state '.?{state_name[1:]}'"
+    ):
+        partition_key(operator(name), store, state(state_name, GROUP), {})
 
 
 @pytest.mark.parametrize(

@@ -90,10 +90,10 @@ def write(
     )
     for partition in range(partitions):
         tables = [
-            (name, pa.Table.from_pylist(found, ROW_SCHEMA))
+            (name, pa.Table.from_pylist(stored_rows, ROW_SCHEMA))
             for name, keys in rows.items()
             if (
-                found := [
+                stored_rows := [
                     {"key": encoded(key), "value": value}
                     for key, values in keys.items()
                     if (partition_of(key, partitions) + moved) % partitions == partition
@@ -107,25 +107,25 @@ def write(
     return checkpoint
 
 
-def kept(checkpoint: QueryCheckpoint) -> list[dict[str, dict[bytes, list[bytes]]]]:
+def rows_by_partition(checkpoint: QueryCheckpoint) -> list[dict[str, dict[bytes, list[bytes]]]]:
     """Return the rows of a checkpoint, by partition."""
-    found = []
+    partitions = []
     for version in checkpoint.stores():
         column_families: dict[str, dict[bytes, list[bytes]]] = {}
         for name, table in read_store(checkpoint, version).rows():
             for row in table.to_pylist():
                 column_families.setdefault(name, {}).setdefault(row["key"], []).append(row["value"])
-        found.append(column_families)
-    return found
+        partitions.append(column_families)
+    return partitions
 
 
 def where(rows: Rows, partitions: int) -> list[dict[str, dict[bytes, list[bytes]]]]:
     """Return the rows by the partition that the rule assigns."""
-    found: list[dict[str, dict[bytes, list[bytes]]]] = [{} for _ in range(partitions)]
+    expected: list[dict[str, dict[bytes, list[bytes]]]] = [{} for _ in range(partitions)]
     for name, keys in rows.items():
         for key, values in keys.items():
-            found[partition_of(key, partitions)].setdefault(name, {})[encoded(key)] = values
-    return found
+            expected[partition_of(key, partitions)].setdefault(name, {})[encoded(key)] = values
+    return expected
 
 
 keys = st.tuples(st.none() | st.integers(-(2**63), 2**63 - 1), st.none() | st.text(max_size=9))
@@ -155,21 +155,25 @@ def test_rescaled_moves_each_row_to_the_partition_of_its_key(
         patch.setattr(spool, "_BATCH_ROWS", few)
         patch.setattr(parallel, "_LOCAL", local)
         reports: list[tuple[int, int]] = []
-        done = rescale(
+        batch = rescale(
             before.url,
             str(directory / "new"),
             new,
             stopped=True,
-            progress=lambda done, total: reports.append((done, total)),
+            progress=lambda count, total: reports.append((count, total)),
         )
-        assert done == BATCH
+        assert batch == BATCH
         assert rescale(str(directory / "new"), str(directory / "again"), old, stopped=True) == BATCH
     assert reports == [(stores, new) for stores in range(new + 1)]
     after = QueryCheckpoint(str(directory / "new"))
-    assert kept(after) == where(rows, new)
+    assert rows_by_partition(after) == where(rows, new)
     assert after.operator(0).partitions == new
     assert after.offsets(BATCH).shuffle_partitions == new
-    assert kept(QueryCheckpoint(str(directory / "again"))) == kept(before) == where(rows, old)
+    assert (
+        rows_by_partition(QueryCheckpoint(str(directory / "again")))
+        == rows_by_partition(before)
+        == where(rows, old)
+    )
 
 
 SOME: Rows = {"one": {(number, "x"): [b"%d" % number] for number in range(50)}}
@@ -178,9 +182,9 @@ SOME: Rows = {"one": {(number, "x"): [b"%d" % number] for number in range(50)}}
 @pytest.mark.parametrize("kind", ["canonical", "pointer"])
 def test_restore_redistributes_a_savepoint(tmp_path: Path, kind: Kind) -> None:
     before = write(tmp_path / "old", 4, SOME)
-    taken = savepoint(before.url, str(tmp_path), kind)
-    assert restore(taken, str(tmp_path / "new"), partitions=7) == BATCH
-    assert kept(QueryCheckpoint(str(tmp_path / "new"))) == where(SOME, 7)
+    new_savepoint = savepoint(before.url, str(tmp_path), kind)
+    assert restore(new_savepoint, str(tmp_path / "new"), partitions=7) == BATCH
+    assert rows_by_partition(QueryCheckpoint(str(tmp_path / "new"))) == where(SOME, 7)
 
 
 def test_rescaled_refuses_rows_in_a_wrong_partition(tmp_path: Path) -> None:
@@ -222,7 +226,9 @@ def test_rescale_with_checkpoints_dir_creates_directories_for_spark(tmp_path: Pa
     before = write(tmp_path / "old", 4, SOME, checkpoints_dir=location)
     rescale(before.url, str(tmp_path / "new"), 7, checkpoints_dir=location, stopped=True)
     assert partitions_seen_by_spark(tmp_path / "new") == list("0123456")
-    assert kept(QueryCheckpoint(str(tmp_path / "new"), checkpoints_dir=location)) == where(SOME, 7)
+    assert rows_by_partition(QueryCheckpoint(str(tmp_path / "new"), checkpoints_dir=location)) == where(
+        SOME, 7
+    )
 
 
 @pytest.mark.parametrize("location", [None, "states"])
@@ -246,12 +252,12 @@ def test_rescaled_keeps_one_partition_of_an_operator_without_grouping_columns(
         7,
         checkpoints_dir=location,
         stopped=True,
-        progress=lambda done, total: reports.append((done, total)),
+        progress=lambda count, total: reports.append((count, total)),
     )
     assert reports == [(0, 1), (1, 1)]
     after = QueryCheckpoint(str(tmp_path / "new"), checkpoints_dir=location)
     assert partitions_seen_by_spark(tmp_path / "new") == ["0"]
-    assert kept(after) == [{"default": {b"": [b"all"]}}]
+    assert rows_by_partition(after) == [{"default": {b"": [b"all"]}}]
     # As in Spark's log.
     assert after.operator(0).partitions == 7
 
@@ -274,6 +280,6 @@ def test_rescale_of_a_running_query_makes_no_copy(tmp_path: Path, monkeypatch: p
     assert not (tmp_path / "new").exists()
     monkeypatch.undo()
     # A savepoint of it is taken as it is, and so is a clone.
-    made = savepoint(query.url, str(tmp_path / "savepoints"))
-    assert rescale(made.path, str(tmp_path / "of a savepoint"), 3) == 1
+    new_savepoint = savepoint(query.url, str(tmp_path / "savepoints"))
+    assert rescale(new_savepoint.path, str(tmp_path / "of a savepoint"), 3) == 1
     assert clone(query.url, str(tmp_path / "clone"), partitions=3) == 1

@@ -34,7 +34,7 @@ def beside(builds: Builds) -> Callable[[Any], Any]:
 
 def distinct(stream: Any) -> Any:
     """Keys with columns of many types."""
-    made = {
+    columns = {
         "byte": "cast(id % 100 as byte)",
         "short": "cast(id as short)",
         "float": "cast(x as float)",
@@ -47,7 +47,7 @@ def distinct(stream: Any) -> Any:
         "mixed": "make_interval(0, cast(id as int))",
         "nested": "array(struct(who, tags, big))",
     }
-    keys = stream.selectExpr("id", "k", "amount", *(f"{sql} as `{name}`" for name, sql in made.items()))
+    keys = stream.selectExpr("id", "k", "amount", *(f"{sql} as `{name}`" for name, sql in columns.items()))
     # Python has no values of some of them.
     return keys.dropDuplicates().select("id", "k", "amount")
 
@@ -159,8 +159,8 @@ def live(
         if number < len(parts):
             query.feed(*parts[number])
             outputs.append(query.run())
-            found = [operator["numShufflePartitions"] for operator in query.progress[-1]["stateOperators"]]
-            assert found == [count] * case.operators
+            actual = [operator["numShufflePartitions"] for operator in query.progress[-1]["stateOperators"]]
+            assert actual == [count] * case.operators
     return outputs, query.checkpoint
 
 
@@ -191,12 +191,12 @@ def test_rescaled_query_resumes_with_7_and_then_4_partitions(spark: Any, tmp_pat
     case = CASES[name]
     parts = [[rows] for rows in case.batches(case.runs)]
     expected, still = live(spark, case, tmp_path / "still", [4, 4, 4], parts)
-    found, moved = live(spark, case, tmp_path / "moved", [4, 7, 4], parts)
-    assert found == expected
+    outputs, moved = live(spark, case, tmp_path / "moved", [4, 7, 4], parts)
+    assert outputs == expected
     assert all(any(rows for _, rows in output) for output in expected)
-    kept = rows_of(still, exact=case.is_exact)
-    assert kept
-    assert rows_of(moved, exact=case.is_exact) == kept
+    expected_rows = rows_of(still, exact=case.is_exact)
+    assert expected_rows
+    assert rows_of(moved, exact=case.is_exact) == expected_rows
 
 
 def test_state_data_source_reads_a_rescaled_copy(spark: Any, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def rows(*values: int) -> pa.Table:
     return pa.Table.from_batches(batches, ROW_SCHEMA)
 
 
-def kept(spool: Spool, partition: int) -> list[tuple[str, list[int]]]:
+def rows_of(spool: Spool, partition: int) -> list[tuple[str, list[int]]]:
     return [
         (state, [int(value) for value in table["value"].to_pylist()])
         for state, table in spool.tables(partition)
@@ -44,9 +44,9 @@ def test_spool_keeps_the_rows_of_a_table_in_their_order() -> None:
     spool.add("b", rows(5, 6, 7), np.array([0, 1, 0]), 3)
     spool.add("b", rows(), np.array([], np.int64), 3)
     for _ in range(2):
-        assert kept(spool, 0) == [("a", [1, 2, 4]), ("b", [5, 7])]
-        assert kept(spool, 1) == [("a", [3]), ("b", [6])]
-    assert kept(spool, 2) == []
+        assert rows_of(spool, 0) == [("a", [1, 2, 4]), ("b", [5, 7])]
+        assert rows_of(spool, 1) == [("a", [3]), ("b", [6])]
+    assert rows_of(spool, 2) == []
 
 
 @pytest.mark.usefixtures("hasty")
@@ -60,5 +60,8 @@ def test_spool_is_thread_safe() -> None:
     names = [f"s{number}" for number in range(8)]
     with ThreadPoolExecutor(8) as workers:
         list(workers.map(write, names))
-        read = list(workers.map(lambda partition: sorted(kept(spool, partition)), [0, 1, 2] * 3))
-    assert read == [[(name, numbers[partition::3].tolist()) for name in names] for partition in (0, 1, 2)] * 3
+        contents = list(workers.map(lambda partition: sorted(rows_of(spool, partition)), [0, 1, 2] * 3))
+    assert (
+        contents
+        == [[(name, numbers[partition::3].tolist()) for name in names] for partition in (0, 1, 2)] * 3
+    )

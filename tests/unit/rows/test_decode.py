@@ -37,10 +37,10 @@ def shown(values: pa.Array) -> list[str]:
 def test_decode_rows_round_trips(data: st.DataObject) -> None:
     row = data.draw(rows)
     values = data.draw(st.lists(row.nullable, max_size=6))
-    found = decode_rows(encoded(row, values), json.dumps(row.node))
-    found.validate(full=True)
-    assert found.type == row.arrow
-    assert shown(found) == shown(pa.array(values, row.arrow))
+    column = decode_rows(encoded(row, values), json.dumps(row.node))
+    column.validate(full=True)
+    assert column.type == row.arrow
+    assert shown(column) == shown(pa.array(values, row.arrow))
 
 
 @pytest.mark.parametrize("column", SIMPLE, ids=lambda column: column.node)
@@ -61,18 +61,18 @@ def test_decode_rows_of_damaged_bytes_refuses_or_returns(data: st.DataObject) ->
     values = data.draw(st.lists(row.values, min_size=1, max_size=4))
     damaged = [bytearray(value) for value in encoded(row, values).to_pylist()]
     for _ in range(data.draw(st.integers(1, 3))):
-        one = damaged[data.draw(st.integers(0, len(damaged) - 1))]
-        if one and data.draw(st.booleans()):
-            one[data.draw(st.integers(0, len(one) - 1))] = data.draw(
+        victim = damaged[data.draw(st.integers(0, len(damaged) - 1))]
+        if victim and data.draw(st.booleans()):
+            victim[data.draw(st.integers(0, len(victim) - 1))] = data.draw(
                 st.sampled_from([0, 1, 8, 127, 128, 255])
             )
-        elif one:
-            del one[data.draw(st.integers(0, len(one) - 1)) :]
+        elif victim:
+            del victim[data.draw(st.integers(0, len(victim) - 1)) :]
     text = json.dumps(row.node)
     with contextlib.suppress(CorruptCheckpointError):
-        found = decode_rows(pa.array(map(bytes, damaged), pa.binary()), text)
+        column = decode_rows(pa.array(map(bytes, damaged), pa.binary()), text)
         # The digits of a decimal are not validated; everything else is.
-        assert "decimal" in text or found.validate(full=True) is None
+        assert "decimal" in text or column.validate(full=True) is None
 
 
 MANY = {f"f{number}": "long" for number in range(130)}

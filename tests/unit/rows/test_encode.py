@@ -169,8 +169,8 @@ def test_encode_rows_rescales_decimals_without_loss() -> None:
     for node, digits in (("decimal(5,2)", 5), ("decimal(30,2)", 30)):
         for kind in (pa.decimal128(38, 1), pa.decimal256(50, 4), pa.decimal128(digits, 2)):
             values = pa.array(["1.5", "-999.9", None]).cast(kind)
-            wanted = [encode_row([node], [value]) for value in values.to_pylist()]
-            assert encode_rows(pa.table({"a": values}), schema(a=node)).to_pylist() == wanted
+            encoded_rows = [encode_row([node], [value]) for value in values.to_pylist()]
+            assert encode_rows(pa.table({"a": values}), schema(a=node)).to_pylist() == encoded_rows
 
 
 def unchecked(kind: pa.DataType, dtype: Any, *values: Any) -> pa.Array:

@@ -47,11 +47,11 @@ FAMILIES = ("default", "lists")
 
 
 @contextmanager
-def ran(made: list[Changes], **options: Any) -> Iterator[TypedQuery]:
+def ran(changes_by_batch: list[Changes], **options: Any) -> Iterator[TypedQuery]:
     """A query that has run some batches."""
     with tempfile.TemporaryDirectory() as directory:
         query = TypedQuery(directory, **options)
-        for changes in made:
+        for changes in changes_by_batch:
             query.change(changes)
         yield query
 
@@ -66,9 +66,11 @@ def rows_of(column_families: FamilyRows, family: str) -> list[dict[str, Any]]:
     ]
 
 
-def values_of(rows: list[dict[str, Any]], other: dict[str, Any]) -> list[Any]:
+def values_of(rows: list[dict[str, Any]], key_row: dict[str, Any]) -> list[Any]:
     """The values of the same key, in their order."""
-    same = [row for row in rows if (row["partition_id"], row["key"]) == (other["partition_id"], other["key"])]
+    same = [
+        row for row in rows if (row["partition_id"], row["key"]) == (key_row["partition_id"], key_row["key"])
+    ]
     return [row["value"] for row in same]
 
 
@@ -76,51 +78,53 @@ def counted(rows: list[dict[str, Any]]) -> Counter[str]:
     return Counter(map(repr, rows))
 
 
-@given(made=batches, with_ids=st.booleans())
+@given(changes_by_batch=batches, with_ids=st.booleans())
 @settings(max_examples=15 * EFFORT)
-def test_read_state_returns_the_state_of_each_batch(made: list[Changes], with_ids: bool) -> None:
-    with ran(made, with_ids=with_ids) as query:
-        for number, family in product(range(len(made)), FAMILIES):
-            found = read_state(query.url, column_family=family, batch=number).to_pylist()
-            expected = rows_of(query.left[number], family)
-            assert counted(found) == counted(expected)
+def test_read_state_returns_the_state_of_each_batch(changes_by_batch: list[Changes], with_ids: bool) -> None:
+    with ran(changes_by_batch, with_ids=with_ids) as query:
+        for number, family in product(range(len(changes_by_batch)), FAMILIES):
+            rows = read_state(query.url, column_family=family, batch=number).to_pylist()
+            expected = rows_of(query.states[number], family)
+            assert counted(rows) == counted(expected)
             # The values of a key are in their order.
             for row in expected:
-                assert values_of(found, row) == values_of(expected, row)
+                assert values_of(rows, row) == values_of(expected, row)
 
 
-@given(made=batches, memory=st.sampled_from([1, 200, 700, 10**9]), most=st.integers(1, 5))
+@given(changes_by_batch=batches, memory=st.sampled_from([1, 200, 700, 10**9]), most=st.integers(1, 5))
 @settings(max_examples=15 * EFFORT)
-def test_iter_state_reads_state_beyond_its_memory_limit(made: list[Changes], memory: int, most: int) -> None:
-    with ran(made) as query:
+def test_iter_state_reads_state_beyond_its_memory_limit(
+    changes_by_batch: list[Changes], memory: int, most: int
+) -> None:
+    with ran(changes_by_batch) as query:
         for family in FAMILIES:
             pieces = list(iter_state(query.url, column_family=family, memory=memory, batch_rows=most))
             schema = read_state(query.url, column_family=family).schema
             assert all(piece.schema == schema for piece in pieces)
             assert max(piece.num_rows for piece in pieces) <= most
             rows = [row for piece in pieces for row in piece.to_pylist()]
-            expected = rows_of(query.left[-1], family)
+            expected = rows_of(query.states[-1], family)
             assert counted(rows) == counted(expected)
             for row in expected:
                 assert values_of(rows, row) == values_of(expected, row)
 
 
-@given(made=batches)
+@given(changes_by_batch=batches)
 @settings(max_examples=15 * EFFORT)
-def test_diff_state_returns_changes_by_key(made: list[Changes]) -> None:
-    with ran(made) as query:
+def test_diff_state_returns_changes_by_key(changes_by_batch: list[Changes]) -> None:
+    with ran(changes_by_batch) as query:
         ends = [(0, query.batch), (query.batch, 0), (query.batch, query.batch)]
         for (first, second), family in product(ends, FAMILIES):
-            found = diff_state(query.url, first, second, column_family=family)
-            found.validate(full=True)
-            expected = changed(query.left[first], query.left[second], family)
-            assert counted(found.to_pylist()) == counted(expected)
+            difference = diff_state(query.url, first, second, column_family=family)
+            difference.validate(full=True)
+            expected = changed(query.states[first], query.states[second], family)
+            assert counted(difference.to_pylist()) == counted(expected)
 
 
-@given(made=batches)
+@given(changes_by_batch=batches)
 @settings(max_examples=5 * EFFORT)
-def test_diff_state_bounds_the_bytes_of_a_batch(made: list[Changes]) -> None:
-    with ran(made) as query, pytest.MonkeyPatch.context() as patch:
+def test_diff_state_bounds_the_bytes_of_a_batch(changes_by_batch: list[Changes]) -> None:
+    with ran(changes_by_batch) as query, pytest.MonkeyPatch.context() as patch:
         for family in FAMILIES:
             whole = diff_state(query.url, 0, query.batch, column_family=family)
             patch.setattr(diff, "_BATCH_BYTES", 50)
@@ -140,8 +144,11 @@ def test_diff_takes_rows_of_more_than_2_gib() -> None:
     )
     changes = diff._Changes(rows, rows.slice(1))
     assert changes.key_bytes(changes.keys).to_pylist() == [b"0"]
-    taken = diff._take_rows(rows["value"], np.array([32, 0, 5]), np.array([False, False, True]))
-    assert (taken.is_valid().to_pylist(), taken[0].as_py() == value[0].as_py()) == ([True, True, False], True)
+    values = diff._take_rows(rows["value"], np.array([32, 0, 5]), np.array([False, False, True]))
+    assert (values.is_valid().to_pylist(), values[0].as_py() == value[0].as_py()) == (
+        [True, True, False],
+        True,
+    )
 
 
 def changed(before: FamilyRows, after: FamilyRows, family: str) -> list[dict[str, Any]]:
@@ -152,16 +159,16 @@ def changed(before: FamilyRows, after: FamilyRows, family: str) -> list[dict[str
 
     rows = []
     for partition in (0, 1):
-        one, other = before[partition, family], after[partition, family]
-        for key in one.keys() | other.keys():
-            if one.get(key) != other.get(key):
-                change = "added" if key not in one else "removed" if key not in other else "changed"
+        old, new = before[partition, family], after[partition, family]
+        for key in old.keys() | new.keys():
+            if old.get(key) != new.get(key):
+                change = "added" if key not in old else "removed" if key not in new else "changed"
                 rows.append(
                     {
                         "change": change,
                         "key": row_key(key),
-                        "before": shown(one.get(key)),
-                        "after": shown(other.get(key)),
+                        "before": shown(old.get(key)),
+                        "after": shown(new.get(key)),
                         "partition_id": partition,
                     }
                 )
@@ -170,17 +177,19 @@ def changed(before: FamilyRows, after: FamilyRows, family: str) -> list[dict[str
 
 @pytest.fixture
 def query(tmp_path: Path) -> TypedQuery:
-    made = TypedQuery(str(tmp_path))
-    made.change({0: [("default", [("put", "a", 1)])], 1: [("default", [("put", "b", 2), ("put", "", 3)])]})
-    made.change({1: [("default", [("delete", "b", 0)])]})
-    return made
+    typed_query = TypedQuery(str(tmp_path))
+    typed_query.change(
+        {0: [("default", [("put", "a", 1)])], 1: [("default", [("put", "b", 2), ("put", "", 3)])]}
+    )
+    typed_query.change({1: [("default", [("delete", "b", 0)])]})
+    return typed_query
 
 
 def test_read_state_decodes_selected_columns_and_fields(query: TypedQuery) -> None:
     def read(*columns: str) -> list[dict[str, Any]]:
-        found = read_state(query.url, columns=columns)
-        assert found.schema == next(iter_state(query.url, columns=columns)).schema
-        return found.to_pylist()
+        table = read_state(query.url, columns=columns)
+        assert table.schema == next(iter_state(query.url, columns=columns)).schema
+        return table.to_pylist()
 
     assert read("value") == [{"value": {"v": 1}}, {"value": {"v": 3}}]
     assert read("partition_id", "key.n") == [
@@ -237,21 +246,21 @@ def test_read_state_accepts_a_column_family_as_store(query: TypedQuery) -> None:
 @pytest.mark.parametrize("kind", ["canonical", "pointer"])
 def test_read_state_reads_a_savepoint(query: TypedQuery, tmp_path: Path, kind: str) -> None:
     query.change({0: [("lists", [("merge", "a", 1), ("merge", "a", 2)])]})
-    taken = spark_statestore.savepoint(query.url, str(tmp_path / "savepoints"), kind)
+    savepoint = spark_statestore.savepoint(query.url, str(tmp_path / "savepoints"), kind)
     query.change({0: [("lists", [("delete", "a", 0)])]})
     for family in FAMILIES:
-        found = read_state(taken.path, column_family=family).to_pylist()
-        assert counted(found) == counted(rows_of(query.left[taken.batch], family))
-    assert read_state(taken.path, store="lists").num_rows == 2
+        rows = read_state(savepoint.path, column_family=family).to_pylist()
+        assert counted(rows) == counted(rows_of(query.states[savepoint.batch], family))
+    assert read_state(savepoint.path, store="lists").num_rows == 2
 
 
 def test_read_state_reads_a_savepoint_whose_batch_ran_again(query: TypedQuery, tmp_path: Path) -> None:
-    taken = spark_statestore.savepoint(query.url, str(tmp_path / "savepoints"), "pointer")
+    savepoint = spark_statestore.savepoint(query.url, str(tmp_path / "savepoints"), "pointer")
     query.batch -= 1
     query.restart()
     query.change({0: [("default", [("put", "a", 7)])]})
     assert read_state(query.url, partition=0)["value"].to_pylist() == [{"v": 7}]
-    assert read_state(taken.path, partition=0)["value"].to_pylist() == [{"v": 1}]
+    assert read_state(savepoint.path, partition=0)["value"].to_pylist() == [{"v": 1}]
 
 
 def test_read_state_decodes_fields_of_a_map_variable() -> None:
@@ -266,9 +275,9 @@ def test_read_state_decodes_fields_of_a_map_variable() -> None:
 
     def read(*columns: str) -> list[dict[str, Any]]:
         typed = StateColumns(state, "MapState", columns or None)
-        found = typed.decode(rows, 5)
-        assert found.schema == typed.schema
-        return found.to_pylist()
+        table = typed.decode(rows, 5)
+        assert table.schema == typed.schema
+        return table.to_pylist()
 
     whole = {
         "key": {"k": "x", "n": 1},

@@ -75,11 +75,11 @@ def flattened(table: pa.Table) -> Iterator[pa.Table]:
     ],
 )
 def test_repeated_names_are_numbered(names: list[str], unique: list[str]) -> None:
-    found = decode_rows(
+    column = decode_rows(
         pa.array([encode_row(["long"] * len(names), range(len(names)))]),
         json.dumps(struct(*((name, "long") for name in names))),
     )
-    assert found.to_pylist() == [{name: number for number, name in enumerate(unique)}]
+    assert column.to_pylist() == [{name: number for number, name in enumerate(unique)}]
     inside = struct(*((name, "long") for name in names))
     for node_ in (
         inside,
@@ -122,15 +122,15 @@ def test_decode_rows_maps_repeated_names_by_position(data: st.DataObject) -> Non
     values = data.draw(st.lists(row.nullable, max_size=5))
     schema = json.dumps(data.draw(repeated_names(row.node)))
     stored = pa.array([None if value is None else encode(row.node, value) for value in values], pa.binary())
-    found = decode_rows(stored, schema)
-    found.validate(full=True)
-    assert found.type == decode_rows(stored, schema).type
-    assert not any(alike(part.names) for part in structs(found.type))
+    column = decode_rows(stored, schema)
+    column.validate(full=True)
+    assert column.type == decode_rows(stored, schema).type
+    assert not any(alike(part.names) for part in structs(column.type))
     expected = pa.array(values, row.arrow).to_pylist()
-    assert repr(by_position(found.to_pylist())) == repr(by_position(expected))
-    for table in flattened(pa.table([found], ["value"])):
+    assert repr(by_position(column.to_pylist())) == repr(by_position(expected))
+    for table in flattened(pa.table([column], ["value"])):
         assert not alike(table.column_names)
-    for path, field in fields_of(parse_schema(schema), found):
+    for path, field in fields_of(parse_schema(schema), column):
         alone = decode_rows(stored, schema, [".".join(path)])
         for _ in path:
             (alone,) = alone.flatten()
@@ -178,9 +178,9 @@ def made_states(draw: st.DrawFn) -> tuple[Column, Any, Column, Any]:
 @given(made_states(), st.data())
 @settings(max_examples=12 * EFFORT)
 def test_state_with_repeated_names_is_readable_by_all_functions(
-    made: tuple[Column, Any, Column, Any], data: st.DataObject
+    columns: tuple[Column, Any, Column, Any], data: st.DataObject
 ) -> None:
-    key, key_schema, value, value_schema = made
+    key, key_schema, value, value_schema = columns
     added = data.draw(st.lists(st.tuples(key.values, value.values), min_size=1, max_size=5))
     changed = [(k, data.draw(value.values)) for k, _ in added[:2]]
     with tempfile.TemporaryDirectory() as directory:
@@ -205,10 +205,10 @@ def test_state_with_repeated_names_is_readable_by_all_functions(
             decoded(value, differ.values()),
             strict=True,
         )
-        found = diff_state(query.url, 0, 1).to_pylist()
-        assert ordered((r["key"], r["before"], r["after"]) for r in found) == ordered(changes)
+        difference = diff_state(query.url, 0, 1).to_pylist()
+        assert ordered((r["key"], r["before"], r["after"]) for r in difference) == ordered(changes)
         printed = node("diff", query.url, 0, 1)["rows"]
-        assert printed == json.loads(json.dumps(plain(found)))
+        assert printed == json.loads(json.dumps(plain(difference)))
 
 
 def decoded(row: Column, encoded: Iterable[bytes]) -> list[Any]:
@@ -245,23 +245,25 @@ def assert_read(
         for position, column in enumerate(columns):
             for number, name in enumerate(state.schema.field(column).type.names):
                 if name:
-                    found = connection.sql(f"""select {column}."{name}" as x from state""").to_arrow_table()
+                    query_result = connection.sql(
+                        f"""select {column}."{name}" as x from state"""
+                    ).to_arrow_table()
                     fields = [row[position][number] for row in expected]
-                    assert ordered(found["x"].to_pylist()) == ordered(fields)
+                    assert ordered(query_result["x"].to_pylist()) == ordered(fields)
         for table in flattened(state):
             connection.register("flat", table)
             assert connection.sql("select * from flat").columns == table.column_names
     rows_ = [json.loads(json.dumps(plain(row))) for row in state.to_pylist()]
     for row in rows_:
-        same = [other for other in rows_ if other["key"] == row["key"]]
+        same = [candidate for candidate in rows_ if candidate["key"] == row["key"]]
         found_rows = node("get", url, json.dumps(row["key"]), *arguments, *family)["rows"]
         assert ordered(found_rows) == ordered(same)
         assert all(found_row.keys() == row.keys() for found_row in found_rows)
     assert output_of("get", url, json.dumps(rows_[0]["key"]), *arguments, *family)
     (listed,) = (
-        one
-        for one in node("ls", url)["stores"]
-        if one["operator"] == operator and one["store"] in (store, "default")
+        store_entry
+        for store_entry in node("ls", url)["stores"]
+        if store_entry["operator"] == operator and store_entry["store"] in (store, "default")
     )
     assert listed["rows"] >= len({repr(row["key"]) for row in rows_})
 

@@ -45,11 +45,11 @@ State = dict[str, list[int]]
 class TypedQuery(WrittenQuery):
     """A query with two partitions, whose store has a plain state and one with several values of a key.
 
-    `left` has what each batch left, by partition and state.
+    `states` has the state after each batch, by partition and column family.
     """
 
     def __init__(self, url: str, **options: Any) -> None:
-        self.left: list[dict[tuple[int, str], State]] = []
+        self.states: list[dict[tuple[int, str], State]] = []
         self._state = {(partition, state.name): State() for partition in (0, 1) for state in (COUNTS, LISTS)}
         self._changes: Changes = {}
         super().__init__(url, operators={0: ("stateStoreSave", 2, ("default",))}, **options)
@@ -57,8 +57,8 @@ class TypedQuery(WrittenQuery):
     def change(self, changes: Changes) -> int:
         """Run a batch: for some partitions, the changes of their column families, in order."""
         self._changes = changes
-        self.done(self.begin(put={}), {})
-        self.left.append(dict(self._state))
+        self.log_commit(self.begin(put={}), {})
+        self.states.append(dict(self._state))
         return self.batch
 
     def commit_store(

@@ -18,7 +18,7 @@ class Job:
 
     def __init__(self) -> None:
         self.triggered: list[int] = []
-        self.written = 0
+        self.writes = 0
         self.coordinator = SavepointCoordinator()
 
     def trigger(self, number: int) -> None:
@@ -26,7 +26,7 @@ class Job:
         self.triggered.append(number)
 
     def write(self) -> Savepoint:
-        self.written += 1
+        self.writes += 1
         return SAVEPOINT
 
 
@@ -38,7 +38,7 @@ def test_coordinator_keeps_a_request_pending_until_its_acknowledgement() -> None
         job.coordinator.acknowledge(1, job.write)
     job.coordinator.fail(1, SavepointError("late"))
     assert promise.result(timeout=5) == SAVEPOINT
-    assert (job.coordinator.pending, job.written) == ([], 1)
+    assert (job.coordinator.pending, job.writes) == ([], 1)
 
 
 def test_coordinator_accepts_an_acknowledgement_during_the_trigger() -> None:
@@ -83,7 +83,7 @@ def test_coordinator_cancels_a_request_until_it_is_acknowledged() -> None:
     job.coordinator.acknowledge(1, job.write)
     with pytest.raises(CancelledError):
         promise.result(timeout=5)
-    assert job.written == 0
+    assert job.writes == 0
     acknowledged = job.coordinator.trigger_savepoint(job.trigger)
     was_cancelled = []
 

@@ -41,35 +41,35 @@ mostly_2 = pytest.mark.parametrize("query", [in_soak(1), 2], indirect=True)
 @pytest.fixture
 def query(tmp_path: Path, request: pytest.FixtureRequest) -> StoredQuery:
     """Three batches; the second one wrote streams to files of their own."""
-    made = StoredQuery(tmp_path / "checkpoint", request.param)
-    made.run(ann=1, carl=1, bob=1)
-    made.run(**{f"{'w' * (number % 5)}{number}": number for number in range(40)})
+    stored_query = StoredQuery(tmp_path / "checkpoint", request.param)
+    stored_query.run(ann=1, carl=1, bob=1)
+    stored_query.run(**{f"{'w' * (number % 5)}{number}": number for number in range(40)})
     # In format v1 a second attempt takes the name of the first one.
-    made.begin()
+    stored_query.begin()
     for partition in (0, 1):
-        made.commit(partition, {"ann": 7})
-    made.run(ann=3, bob=3)
-    state = QueryOperatorState(made.url, "limits")
+        stored_query.commit(partition, {"ann": 7})
+    stored_query.run(ann=3, bob=3)
+    state = QueryOperatorState(stored_query.url, "limits")
     for batch in BATCHES:
         with state.batch(batch) as store:
             store.get_list_state(LIMITS).add(batch)
-    assert [reads(made, batch) for batch in BATCHES] == [True] * 3
-    return made
+    assert [reads(stored_query, batch) for batch in BATCHES] == [True] * 3
+    return stored_query
 
 
 def reads(query: StoredQuery, batch: int) -> bool:
     """Return True if all state of a batch can be read; assert that it is the state which the batch wrote."""
     checkpoint = QueryCheckpoint(query.url)
     try:
-        found = {}
+        rows_by_store = {}
         for version in checkpoint.stores(batch):
             rows = load(checkpoint.open(version.store), version.name, version.attempt_id)["default"]
-            assert rows == query.of(version.store.partition, query.left[batch]), batch
-            found[version.store] = rows
+            assert rows == query.partition_rows(version.store.partition, query.states[batch]), batch
+            rows_by_store[version.store] = rows
         elements = list(QueryOperatorState(query.url, "limits").read(batch).get_list_state(LIMITS).get())
     except (StateStoreError, OSError, ValueError, KeyError, IndexError, TypeError):
         return False
-    assert len(found) == 2
+    assert len(rows_by_store) == 2
     assert elements == list(range(batch + 1))
     return True
 
@@ -129,7 +129,7 @@ def test_verify_finds_any_damage_to_a_file(query: StoredQuery) -> None:
     for path in files:
         if EFFORT == 1 and path in checksums[1:]:
             continue
-        state = [other for other in files if other.name == "_metadata" and other.parent != path.parent]
+        state = [file for file in files if file.name == "_metadata" and file.parent != path.parent]
         in_its_place = state if path.name == "_metadata" else files[:1]
         swaps = replacements(path, in_its_place if EFFORT > 1 else in_its_place[:1])
         for damage in (*sample(path), *swaps):
@@ -149,7 +149,11 @@ def test_repair_rolls_back_to_the_newest_readable_batch(query: StoredQuery, tmp_
             *([Damage(path, "emptied", b"")] if EFFORT > 1 else []),
             *flips(path, stride=size if EFFORT == 1 else size // 5 + 1),
             # The format version, as if a newer release had written it.
-            *(one for one in flips(path) if one.description.endswith("of byte 8 flipped") and in_state(path)),
+            *(
+                damage
+                for damage in flips(path)
+                if damage.description.endswith("of byte 8 flipped") and in_state(path)
+            ),
         ]
         for damage in damages:
             with damaged(damage):
@@ -180,18 +184,18 @@ def is_whole(query: StoredQuery, batch: int) -> bool:
 
 def check_repaired(query: StoredQuery, whole: list[int], damage: Damage) -> int | None:
     try:
-        done = repair(query.url, stopped=True)
+        result = repair(query.url, stopped=True)
     except (CorruptCheckpointError, CheckpointIOError, CheckpointNotFoundError):
         # Without a whole batch, nothing is changed.
         assert not whole, "there was one"
         return None
-    assert done.batch in whole
+    assert result.batch in whole
     # Batches in between are broken only as the newest batch, which needs the entry before it.
-    assert all(not verify_as_newest(query, batch, damage) for batch in whole if batch > done.batch)
-    found = verify(query.url)
-    assert (found.batch, found.problems) == (done.batch, ())
-    assert reads(query, done.batch) or _may_be_taken_for_none(damage)
-    return done.batch
+    assert all(not verify_as_newest(query, batch, damage) for batch in whole if batch > result.batch)
+    report = verify(query.url)
+    assert (report.batch, report.problems) == (result.batch, ())
+    assert reads(query, result.batch) or _may_be_taken_for_none(damage)
+    return result.batch
 
 
 def verify_as_newest(query: StoredQuery, batch: int, damage: Damage) -> bool:
@@ -205,12 +209,12 @@ def verify_as_newest(query: StoredQuery, batch: int, damage: Damage) -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 def test_savepoint_with_files_of_another_query_is_refused(tmp_path: Path, kind: Kind) -> None:
     """Two queries are at the same batch: what one read and what the other has would fit together."""
-    taken = []
+    savepoints = []
     for name in "ab":
         query = StoredQuery(tmp_path / name)
         query.run(ann=1, bob=1)
-        taken.append(savepoint(query.url, str(tmp_path / "savepoints"), kind))
-    first, second = (Path(one.path.removeprefix("file://")) for one in taken)
+        savepoints.append(savepoint(query.url, str(tmp_path / "savepoints"), kind))
+    first, second = (Path(entry.path.removeprefix("file://")) for entry in savepoints)
     shutil.copy(first / "_metadata", second / "_metadata")
     new = tmp_path / "new"
     for use in (restore, clone, lambda path, _: verify(path)):

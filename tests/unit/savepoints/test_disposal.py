@@ -39,52 +39,52 @@ def test_disposal_removes_metadata_first(tmp_path: Path, kind: Kind) -> None:
     # Files that the first hold leaves are there before.
     announce_holds(*open_file_system(f"{query.url}/state/_holds"))
     source = files_below(tmp_path)
-    made = savepoint(query.url, str(tmp_path / "target"), kind)
+    new_savepoint = savepoint(query.url, str(tmp_path / "target"), kind)
     before = files_below(tmp_path)
-    planned = dispose_savepoint(made.path, dry_run=True)
+    planned = dispose_savepoint(new_savepoint.path, dry_run=True)
     assert files_below(tmp_path) == before
-    assert dispose_savepoint(made.path) == planned
-    assert planned[0] == f"{made.path}/_metadata"
+    assert dispose_savepoint(new_savepoint.path) == planned
+    assert planned[0] == f"{new_savepoint.path}/_metadata"
     assert {url.removeprefix(f"file://{tmp_path}/") for url in planned} == before.keys() - source.keys()
     assert files_below(tmp_path) == source
     assert list((tmp_path / "target").iterdir()) == []
     for again in (load_savepoint, dispose_savepoint):
         with pytest.raises(SavepointNotFoundError, match="its file '_metadata' does not exist"):
-            again(made.path)
+            again(new_savepoint.path)
 
 
 def test_disposal_of_the_last_pointer_releases_its_state(tmp_path: Path) -> None:
     query = grown(str(tmp_path / "checkpoint"))
-    made = [savepoint(query.url, str(tmp_path / "target"), "pointer", batch=1) for _ in range(2)]
+    pointers = [savepoint(query.url, str(tmp_path / "target"), "pointer", batch=1) for _ in range(2)]
     go_on(query)
-    wanted = content(made[0].checkpoint())
+    rows = content(pointers[0].checkpoint())
     # Also of a savepoint another one can be taken, even if its batch could not be held any more.
-    made += [
+    pointers += [
         savepoint(source, str(tmp_path / "target"), "pointer", batch=1)
-        for source in (made[0].path, query.url)
+        for source in (pointers[0].path, query.url)
     ]
-    for gone, left in pairwise(made):
+    for gone, next_pointer in pairwise(pointers):
         dispose_savepoint(gone.path)
         go_on(query)
-        assert content(left.checkpoint()) == wanted
-    dispose_savepoint(made[-1].path)
-    query.kept = 1
+        assert content(next_pointer.checkpoint()) == rows
+    dispose_savepoint(pointers[-1].path)
+    query.retained_batches = 1
     go_on(query)
     with pytest.raises(CheckpointNotFoundError, match="has no batch 1"):
         savepoint(query.url, str(tmp_path / "target"), "pointer", batch=1)
     with pytest.raises(CheckpointNotFoundError):
-        content(made[-1].checkpoint())
+        content(pointers[-1].checkpoint())
 
 
 def test_disposal_refuses_a_savepoint_that_others_need(tmp_path: Path) -> None:
     query = grown(str(tmp_path / "checkpoint"))
     canonical = savepoint(query.url, str(tmp_path / "target"))
     pointer = savepoint(canonical.path, str(tmp_path / "target"), "pointer")
-    wanted = content(canonical.checkpoint())
+    rows = content(canonical.checkpoint())
     for dry_run in (True, False):
         with pytest.raises(IllegalStateError, match=f"is needed by {pointer.path}"):
             dispose_savepoint(canonical.path, dry_run=dry_run)
-    assert (load_savepoint(canonical.path), content(pointer.checkpoint())) == (canonical, wanted)
+    assert (load_savepoint(canonical.path), content(pointer.checkpoint())) == (canonical, rows)
     dispose_savepoint(pointer.path)
     in_use = held_while(canonical.checkpoint(), canonical.batch, "file:///new")
     with in_use, pytest.raises(IllegalStateError, match="is needed by file:///new"):
@@ -128,39 +128,41 @@ def test_disposal_continues_after_a_failed_removal(kind: Kind) -> None:
     fs = FaultInjectingFileSystem()
     query = grown(fs.url("checkpoint"), operators=SMALL)
 
-    def taken() -> Savepoint:
+    def take() -> Savepoint:
         fs.inject()
-        made = savepoint(query.url, fs.url("target"), kind)
+        new_savepoint = savepoint(query.url, fs.url("target"), kind)
         fs.inject()
-        return made
+        return new_savepoint
 
-    dispose_savepoint(taken().path)
+    dispose_savepoint(take().path)
     removals = [
         call.number for call in fs.calls if call.operation == "rm_file" and "_metadata" not in call.path
     ]
     assert len(removals) > 1
     # The last one ends the disposal.
     for at in removals[:-1]:
-        made = taken()
+        new_savepoint = take()
         fs.inject(Fault("fail", at))
         with pytest.raises(CheckpointIOError, match="files of it remain"):
-            dispose_savepoint(made.path)
-        left = [path for path in fs.find(made.path) if not path.endswith(("_disposing", "/metadata"))]
-        assert len(left) + len(list_holds(open_checkpoint(query.url))) <= 1
+            dispose_savepoint(new_savepoint.path)
+        remaining = [
+            path for path in fs.find(new_savepoint.path) if not path.endswith(("_disposing", "/metadata"))
+        ]
+        assert len(remaining) + len(list_holds(open_checkpoint(query.url))) <= 1
         fs.inject()
-        assert is_reserved(*open_file_system(made.path)), "Spark starts no query there"
-        dispose_savepoint(made.path)
-        assert fs.find(made.path) == []
+        assert is_reserved(*open_file_system(new_savepoint.path)), "Spark starts no query there"
+        dispose_savepoint(new_savepoint.path)
+        assert fs.find(new_savepoint.path) == []
 
 
 @pytest.mark.slow
 @each_kind
 def test_read_during_a_disposal_is_complete_or_fails(kind: Kind) -> None:
-    def taken(at: int | None) -> tuple[str, int]:
+    def take(at: int | None) -> tuple[str, int]:
         fs = FaultInjectingFileSystem()
         query = grown(fs.url("checkpoint"), operators=SMALL)
         canonical = savepoint(query.url, fs.url("target"))
-        wanted = content(canonical.checkpoint())
+        rows = content(canonical.checkpoint())
 
         def dispose() -> None:
             with contextlib.suppress(IllegalStateError):
@@ -171,23 +173,23 @@ def test_read_during_a_disposal_is_complete_or_fails(kind: Kind) -> None:
             savepoint(canonical.path, fs.url("others"), kind)
         calls = len(fs.calls)
         fs.inject()
-        found = list_savepoints(fs.url("others"))
-        for one in found:
-            assert content(one.checkpoint()) == wanted
-        return ("taken" if found else "refused"), calls
+        savepoints = list_savepoints(fs.url("others"))
+        for entry in savepoints:
+            assert content(entry.checkpoint()) == rows
+        return ("taken" if savepoints else "refused"), calls
 
-    _, calls = taken(None)
-    assert {taken(at)[0] for at in range(1, calls + 1)} == {"taken", "refused"}
+    _, calls = take(None)
+    assert {take(at)[0] for at in range(1, calls + 1)} == {"taken", "refused"}
 
 
 def test_disposal_leaves_files_of_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     query = grown(str(tmp_path / "checkpoint"))
-    made = savepoint(query.url, str(tmp_path / "target"))
-    notes = Path(made.path.removeprefix("file://")) / "notes" / "why.txt"
+    new_savepoint = savepoint(query.url, str(tmp_path / "target"))
+    notes = Path(new_savepoint.path.removeprefix("file://")) / "notes" / "why.txt"
     notes.parent.mkdir()
     notes.write_text("before the upgrade")
-    dispose_savepoint(made.path)
-    assert files_below(tmp_path / "target") == {f"{made.name}/notes/why.txt": b"before the upgrade"}
+    dispose_savepoint(new_savepoint.path)
+    assert files_below(tmp_path / "target") == {f"{new_savepoint.name}/notes/why.txt": b"before the upgrade"}
     assert "as it has other files" in caplog.text
 
 
@@ -195,41 +197,41 @@ def test_disposal_of_a_copied_pointer_leaves_the_hold_of_the_original(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     query = grown(str(tmp_path / "checkpoint"))
-    made = savepoint(query.url, str(tmp_path / "target"), "pointer")
-    wanted = content(made.checkpoint())
-    copy = tmp_path / "backup" / made.name
-    shutil.copytree(Path(made.path.removeprefix("file://")), copy)
+    pointer = savepoint(query.url, str(tmp_path / "target"), "pointer")
+    rows = content(pointer.checkpoint())
+    copy = tmp_path / "backup" / pointer.name
+    shutil.copytree(Path(pointer.path.removeprefix("file://")), copy)
     (hold,) = list_holds(query.checkpoint)
     assert hold.url not in dispose_savepoint(str(copy))
     assert not copy.exists()
-    assert f"{hold.url} of {made.path}" in caplog.text
+    assert f"{hold.url} of {pointer.path}" in caplog.text
     go_on(query)
-    assert content(load_savepoint(made.path).checkpoint()) == wanted
-    assert hold.url in dispose_savepoint(made.path)
+    assert content(load_savepoint(pointer.path).checkpoint()) == rows
+    assert hold.url in dispose_savepoint(pointer.path)
     assert list_holds(query.checkpoint) == []
 
 
 def test_disposal_recognizes_the_holder_through_a_link(tmp_path: Path) -> None:
     query = grown(str(tmp_path / "checkpoint"))
-    made = savepoint(query.url, str(tmp_path / "target"), "pointer")
+    pointer = savepoint(query.url, str(tmp_path / "target"), "pointer")
     (tmp_path / "link").symlink_to(tmp_path / "target")
-    dispose_savepoint(str(tmp_path / "link" / made.name))
+    dispose_savepoint(str(tmp_path / "link" / pointer.name))
     assert list_holds(query.checkpoint) == []
 
 
 def test_disposal_removes_nothing_if_the_hold_cannot_be_read() -> None:
     fs = FaultInjectingFileSystem()
     query = grown(fs.url("checkpoint"), operators=SMALL)
-    made = savepoint(query.url, fs.url("target"), "pointer")
+    pointer = savepoint(query.url, fs.url("target"), "pointer")
     before = fs.find("")
     fs.inject()
-    dispose_savepoint(made.path, dry_run=True)
-    (read,) = [
+    dispose_savepoint(pointer.path, dry_run=True)
+    (call_number,) = [
         call.number for call in fs.calls if call.operation == "cat_file" and "state/_holds/3-" in call.path
     ]
-    fs.inject(Fault("fail", read))
+    fs.inject(Fault("fail", call_number))
     with pytest.raises(CheckpointIOError, match=r"could not read .*_holds/3-"):
-        dispose_savepoint(made.path)
+        dispose_savepoint(pointer.path)
     assert fs.find("") == before
 
 
@@ -238,41 +240,43 @@ def test_disposal_removes_no_query_that_is_started_in_the_directory() -> None:
         """Start a query in the savepoint's directory during a call, if Spark could, and dispose of it."""
         fs = FaultInjectingFileSystem()
         query = grown(fs.url("checkpoint"), operators=SMALL)
-        made = savepoint(query.url, fs.url("target"))
-        files, directory = open_file_system(made.path)
-        theirs = {f"{directory}/{name}" for name in ("metadata", "offsets/0", "state/0/0/chk-1/_metadata")}
+        new_savepoint = savepoint(query.url, fs.url("target"))
+        files, directory = open_file_system(new_savepoint.path)
+        query_files = {
+            f"{directory}/{name}" for name in ("metadata", "offsets/0", "state/0/0/chk-1/_metadata")
+        }
 
         def start() -> None:
             # While the savepoint is whole, Spark would continue its query.
             if not files.exists(f"{directory}/metadata"):
-                for path in theirs:
+                for path in query_files:
                     files.create(path, b"theirs")
 
         fs.inject(*([] if at is None else [Fault("run", at, function=start)]))
-        dispose_savepoint(made.path)
+        dispose_savepoint(new_savepoint.path)
         calls = len(fs.calls)
         fs.inject()
-        left = {status.path for status in files.list_files(directory)}
-        assert left in (set(), theirs)
-        return bool(left), calls
+        remaining = {status.path for status in files.list_files(directory)}
+        assert remaining in (set(), query_files)
+        return bool(remaining), calls
 
     _, calls = dispose(None)
     assert {dispose(at)[0] for at in range(1, calls + 1)} == {True, False}
 
 
 def test_interrupted_disposal_leaves_no_checkpoint_and_is_repeated(tmp_path: Path) -> None:
-    made = savepoint(grown(str(tmp_path / "checkpoint")).url, str(tmp_path / "target"))
-    directory = Path(made.path.removeprefix("file://"))
+    new_savepoint = savepoint(grown(str(tmp_path / "checkpoint")).url, str(tmp_path / "target"))
+    directory = Path(new_savepoint.path.removeprefix("file://"))
     (directory / "_metadata").rename(directory / "_disposing")
     shutil.rmtree(directory / "state")
     with pytest.raises(SavepointError, match="is being disposed of"):
-        open_checkpoint(made.path)
+        open_checkpoint(new_savepoint.path)
     own = (directory / "metadata").read_bytes()
     (directory / "metadata").write_text('{"id":"another"}')
     before = files_below(tmp_path)
     with pytest.raises(QueryRunningError, match="the query another was started"):
-        dispose_savepoint(made.path)
+        dispose_savepoint(new_savepoint.path)
     assert files_below(tmp_path) == before
     (directory / "metadata").write_bytes(own)
-    dispose_savepoint(made.path)
+    dispose_savepoint(new_savepoint.path)
     assert not directory.exists()

@@ -465,7 +465,7 @@ def test_savepoint_of_a_query_without_fsync_survives_a_power_loss(
             # Another attempt takes the name of one that the next version builds on.
             query.begin(put={b"small": b"1"})
             query.restart()
-            query.done(query.begin(put={b"small": b"1"}), {b"small": b"1"})
+            query.log_commit(query.begin(put={b"small": b"1"}), {b"small": b"1"})
         query.run(put={b"small": b"2"})
         taken = savepoint(query.url, disk.url("savepoints"), kind)
         disk.loss = LOSSES[loss]

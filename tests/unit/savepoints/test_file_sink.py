@@ -63,8 +63,8 @@ def test_wrong_numbers_are_refused(tmp_path: Path) -> None:
 
 
 def test_command_prepares_an_output(tmp_path: Path) -> None:
-    found = node("begin-output", tmp_path / "output", 12, "--compact-interval", 5)
-    assert found == {"output": str(tmp_path / "output"), "batch": 12}
+    report = node("begin-output", tmp_path / "output", 12, "--compact-interval", 5)
+    assert report == {"output": str(tmp_path / "output"), "batch": 12}
     assert sorted(path.name for path in (tmp_path / "output/_spark_metadata").iterdir()) == [
         "10",
         "11",

@@ -35,16 +35,16 @@ ONE = {0: ("dedupe", 2, ("default",))}
 def test_disposal_removes_only_files_of_the_savepoint(tmp_path: Path, changes: dict[str, object]) -> None:
     query = WrittenQuery(str(tmp_path / "checkpoint"), operators=ONE)
     query.run()
-    taken = savepoint(query.url, str(tmp_path / "savepoints"), "pointer")
+    pointer = savepoint(query.url, str(tmp_path / "savepoints"), "pointer")
     (tmp_path / "victim").write_bytes(b"precious")
     (tmp_path / "checkpoint/state/victim").write_bytes(b"precious")
     # What such a name needs to lead anywhere.
     (tmp_path / "checkpoint/state/_holds/1-x").mkdir()
-    path = Path(taken.path.removeprefix("file://")) / "_metadata"
-    path.write_bytes(encode_savepoint(dataclasses.replace(taken, **changes)))  # type: ignore[arg-type]
+    path = Path(pointer.path.removeprefix("file://")) / "_metadata"
+    path.write_bytes(encode_savepoint(dataclasses.replace(pointer, **changes)))  # type: ignore[arg-type]
     before = files_below(tmp_path)
     with pytest.raises(CorruptCheckpointError):
-        dispose_savepoint(taken.path)
+        dispose_savepoint(pointer.path)
     assert files_below(tmp_path) == before
 
 

@@ -78,9 +78,12 @@ class SavepointMachine(RuleBasedStateMachine):
         self.first = 0
 
     @initialize(
-        keep=st.integers(1, 3), kept=st.integers(1, 3), with_ids=st.booleans(), elsewhere=st.booleans()
+        keep=st.integers(1, 3),
+        retained_batches=st.integers(1, 3),
+        with_ids=st.booleans(),
+        elsewhere=st.booleans(),
     )
-    def start(self, keep: int, kept: int, with_ids: bool, elsewhere: bool) -> None:
+    def start(self, keep: int, retained_batches: int, with_ids: bool, elsewhere: bool) -> None:
         self.keep = keep
         self.query = WrittenQuery(
             f"{self.root}/checkpoint",
@@ -88,7 +91,7 @@ class SavepointMachine(RuleBasedStateMachine):
             # The option ``checkpointsDir``.
             f"{self.root}/state" if elsewhere else None,
             # Spark's logs may retain more batches than cleanups do.
-            kept=max(keep, kept),
+            retained_batches=max(keep, retained_batches),
             options=self.options,
             operators=OPERATORS,
             key=row_key,
@@ -111,7 +114,7 @@ class SavepointMachine(RuleBasedStateMachine):
         batch = self.query.run(*stores, put=_rows(put), whole=whole)
         self.states[batch] = dict(self.query.rows)
         self.highest = max(self.highest, batch)
-        self.first = max(self.first, batch - self.query.kept)
+        self.first = max(self.first, batch - self.query.retained_batches)
 
     @rule(put=_puts, restart=st.booleans())
     def fail_in_a_batch(self, put: dict[str, str], restart: bool) -> None:
@@ -119,9 +122,9 @@ class SavepointMachine(RuleBasedStateMachine):
 
         In format v1 it does so under the same names.
         """
-        kept = {store: (i.name, i.attempt_id, i.handle) for store, i in self.query.instances.items()}
+        instances = {store: (i.name, i.attempt_id, i.handle) for store, i in self.query.instances.items()}
         self.query.begin(put=_rows(put | {"lost": "large"}))
-        for store, (name, attempt_id, handle) in kept.items():
+        for store, (name, attempt_id, handle) in instances.items():
             instance = self.query.instances[store]
             instance.name, instance.attempt_id, instance.handle = name, attempt_id, handle
         if restart:
@@ -136,10 +139,10 @@ class SavepointMachine(RuleBasedStateMachine):
         before = self.states.get(batch - 1)
         if before is None:
             return
-        other = query.open(store)
-        other.handle = None
+        late_instance = query.open(store)
+        late_instance.handle = None
         query.batch, rows = batch - 1, query.rows[store]
-        query.commit_store(store, {}, instance=other, whole=True)
+        query.commit_store(store, {}, instance=late_instance, whole=True)
         query.batch = batch
         assert query.rows[store] == rows
         # Spark loads what has the name now, wherever the next batch runs.
@@ -171,8 +174,8 @@ class SavepointMachine(RuleBasedStateMachine):
     def take(self, kind: Kind, data: st.DataObject) -> None:
         batch = data.draw(st.sampled_from([None, *self.retained]))
         number = self.query.batch if batch is None else batch
-        wanted = self.states[number]
-        known = set(self.living)
+        expected = self.states[number]
+        earlier = set(self.living)
 
         def take() -> object:
             try:
@@ -185,32 +188,32 @@ class SavepointMachine(RuleBasedStateMachine):
                 return True
 
         self.perform(take)
-        for found in list_savepoints(self.target):
-            if found.path not in known:
-                self.living[found.path] = dict(wanted)
-                self.check_one(found.path)
+        for entry in list_savepoints(self.target):
+            if entry.path not in earlier:
+                self.living[entry.path] = dict(expected)
+                self.check_one(entry.path)
 
     @precondition(lambda self: self.living)
     @rule(data=st.data(), kind=st.sampled_from(KINDS))
     def take_of_a_savepoint(self, data: st.DataObject, kind: Kind) -> None:
         path = data.draw(st.sampled_from(list(self.living)))
-        known = set(self.living)
+        earlier = set(self.living)
         self.perform(lambda: savepoint(path, self.target, kind))
-        for found in list_savepoints(self.target):
-            if found.path not in known:
-                self.living[found.path] = self.living[path]
+        for entry in list_savepoints(self.target):
+            if entry.path not in earlier:
+                self.living[entry.path] = self.living[path]
 
     @precondition(lambda self: self.living)
     @rule(data=st.data())
     def dispose(self, data: st.DataObject) -> None:
         path = data.draw(st.sampled_from(list(self.living)))
-        done = self.perform(lambda: self.try_to_dispose(path))
-        if done is None:
+        outcome = self.perform(lambda: self.try_to_dispose(path))
+        if outcome is None:
             try:
                 load_savepoint(path)
             except SavepointNotFoundError:
-                done = self.try_to_dispose(path, begun=True)
-        if done == "disposed":
+                outcome = self.try_to_dispose(path, begun=True)
+        if outcome == "disposed":
             del self.living[path]
 
     def try_to_dispose(self, path: str, *, begun: bool = False) -> str:
@@ -232,11 +235,11 @@ class SavepointMachine(RuleBasedStateMachine):
         if claim and load_savepoint(path).kind == "canonical" and list_holds(QueryCheckpoint(path)):
             return
         new = f"{self.root}/{unique_name()}"
-        wanted = self.living[path]
+        expected = self.living[path]
         batch = restore(path, new, claim_mode="claim" if claim else "no_claim")
         if claim:
             del self.living[path]
-        assert content(QueryCheckpoint(new), batch) == wanted
+        assert content(QueryCheckpoint(new), batch) == expected
 
     @rule()
     def clone(self) -> None:
@@ -248,9 +251,9 @@ class SavepointMachine(RuleBasedStateMachine):
     def rescale(self, partitions: int) -> None:
         new = f"{self.root}/{unique_name()}"
         batch = rescale(self.query.url, new, partitions, stopped=True, **self.where)
-        found = content(QueryCheckpoint(new, **self.where), batch)
-        assert [store.partition for store in found] == list(range(partitions))
-        assert united(found) == united(self.states[self.query.batch])
+        rows = content(QueryCheckpoint(new, **self.where), batch)
+        assert [store.partition for store in rows] == list(range(partitions))
+        assert united(rows) == united(self.states[self.query.batch])
 
     @precondition(lambda self: self.query.with_ids)
     @rule(partitions=st.sampled_from([1, 3]))
@@ -260,9 +263,9 @@ class SavepointMachine(RuleBasedStateMachine):
             again = partial(rescale, self.query.url, None, count, in_place=True, stopped=True, **self.where)
             self.perform(again)
             again()
-            found = content(self.query.checkpoint)
-            assert [store.partition for store in found] == list(range(count))
-            assert united(found) == united(self.states[self.query.batch])
+            rows = content(self.query.checkpoint)
+            assert [store.partition for store in rows] == list(range(count))
+            assert united(rows) == united(self.states[self.query.batch])
             for path in self.living:
                 self.check_one(path)
             gc(self.query.url, stopped=True, **self.where)
@@ -275,7 +278,7 @@ class SavepointMachine(RuleBasedStateMachine):
 
     @rule()
     def check(self) -> None:
-        assert {found.path for found in list_savepoints(self.target)} == set(self.living)
+        assert {entry.path for entry in list_savepoints(self.target)} == set(self.living)
         for path in self.living:
             self.check_one(path)
         for batch in self.retained:

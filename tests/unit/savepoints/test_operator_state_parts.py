@@ -43,7 +43,7 @@ def run_sink(url: str, batch: int, parallelism: int, only: int | None = None) ->
             store.get_list_state(LARGE).update([b"%d" % subtask * 30_000])
 
 
-def seen(url: str, batch: int | None = None) -> list[int]:
+def elements(url: str, batch: int | None = None) -> list[int]:
     return sorted(QueryOperatorState(url, "sink").read(batch).get_list_state(SEEN).get())
 
 
@@ -54,33 +54,33 @@ def expected(batch: int) -> list[int]:
 @pytest.fixture
 def query(tmp_path: Path) -> StoredQuery:
     """Three committed batches, and a fourth one that was cut short after two subtasks of five."""
-    made = StoredQuery(tmp_path / "checkpoint")
+    stored_query = StoredQuery(tmp_path / "checkpoint")
     for batch, parallelism in enumerate(PARALLELISMS):
-        run_sink(made.url, batch, parallelism)
-        made.run(ann=batch, bob=batch)
-    run_sink(made.url, 3, 5, only=2)
-    return made
+        run_sink(stored_query.url, batch, parallelism)
+        stored_query.run(ann=batch, bob=batch)
+    run_sink(stored_query.url, 3, 5, only=2)
+    return stored_query
 
 
 def continues(url: str, batch: int) -> None:
     """Run the next batch with another parallelism, and compare."""
-    assert seen(url, batch) == expected(batch)
+    assert elements(url, batch) == expected(batch)
     run_sink(url, batch + 1, 2)
-    assert seen(url) == [*expected(batch), 10 * batch + 10, 10 * batch + 11]
+    assert elements(url) == [*expected(batch), 10 * batch + 10, 10 * batch + 11]
 
 
 @pytest.mark.parametrize("kind", ["canonical", "pointer"])
 def test_savepoint_and_restore_have_all_parts_of_the_batch(
     query: StoredQuery, tmp_path: Path, kind: Kind
 ) -> None:
-    made = savepoint(query.url, str(tmp_path / "savepoints"), kind)
-    assert verify(made.path).ok
-    parts = sorted(Path(made.path.removeprefix("file://")).glob("operator-state/sink/*"))
+    new_savepoint = savepoint(query.url, str(tmp_path / "savepoints"), kind)
+    assert verify(new_savepoint.path).ok
+    parts = sorted(Path(new_savepoint.path.removeprefix("file://")).glob("operator-state/sink/*"))
     assert [part.name[-8:] for part in parts] == [f"0003{subtask:04x}" for subtask in range(3)]
-    restore(made, str(tmp_path / "restored"))
+    restore(new_savepoint, str(tmp_path / "restored"))
     assert verify(str(tmp_path / "restored")).ok
     continues(str(tmp_path / "restored"), 2)
-    dispose_savepoint(made.path)
+    dispose_savepoint(new_savepoint.path)
     assert not any(part.exists() for part in parts)
     continues(query.url, 2)
 
@@ -93,7 +93,7 @@ def test_clone_has_all_parts_of_its_batch_and_no_others(
     names = {path.name[-8:] for path in (tmp_path / "new").glob("operator-state/sink/*")}
     assert names == {f"{PARALLELISMS[batch]:04x}{subtask:04x}" for subtask in range(PARALLELISMS[batch])}
     continues(str(tmp_path / "new"), batch)
-    assert seen(query.url, 2) == expected(2)
+    assert elements(query.url, 2) == expected(2)
 
 
 @pytest.mark.parametrize("batch", [0, 1, 2])

@@ -32,10 +32,10 @@ Files = dict[str, bytes]
 
 @pytest.fixture
 def query(tmp_path: Path) -> WrittenQuery:
-    return written(tmp_path / "checkpoint")
+    return two_batches(tmp_path / "checkpoint")
 
 
-def written(directory: Path, *, with_ids: bool = True) -> WrittenQuery:
+def two_batches(directory: Path, *, with_ids: bool = True) -> WrittenQuery:
     query = WrittenQuery(str(directory), with_ids, operators=SMALL, key=row_key)
     query.run(put={b"large": bytes(700)})
     query.run(put={b"batch": b"1"})
@@ -98,9 +98,9 @@ def test_query_that_writes_its_next_batch_first_keeps_its_partitions(
 ) -> None:
     encode = journal.Journal.encode
 
-    def late(made: journal.Journal) -> bytes:
-        query.write(f"offsets/{made.entry}", b"v1\n{}\n-")
-        return encode(made)
+    def late(record: journal.Journal) -> bytes:
+        query.write(f"offsets/{record.entry}", b"v1\n{}\n-")
+        return encode(record)
 
     monkeypatch.setattr(journal.Journal, "encode", late)
     with pytest.raises(QueryRunningError, match="has just written offsets/2"):
@@ -124,15 +124,15 @@ def test_metadata_of_a_planned_run_has_the_new_partitions(query: WrittenQuery) -
 def test_query_without_a_committed_batch_has_the_number_from_its_first_one(tmp_path: Path) -> None:
     query = WrittenQuery(str(tmp_path / "c"), True, operators=SMALL, key=row_key)
     options = StorageOptions(partitions="5")
-    assert settle_partitions(query.url, options, None, True, lambda done, total: None) == 5
+    assert settle_partitions(query.url, options, None, True, lambda count, total: None) == 5
     query.begin()
-    assert settle_partitions(query.url, options, None, True, lambda done, total: None) == 5
+    assert settle_partitions(query.url, options, None, True, lambda count, total: None) == 5
     assert query.checkpoint.offsets(0).shuffle_partitions == 5
     assert query.checkpoint.operators()[0].partitions == 5
 
 
 def of_format_1(directory: Path) -> WrittenQuery:
-    return written(directory, with_ids=False)
+    return two_batches(directory, with_ids=False)
 
 
 def of_another_store(directory: Path) -> WrittenQuery:
@@ -143,7 +143,7 @@ def of_another_store(directory: Path) -> WrittenQuery:
 
 
 def of_a_savepoint(directory: Path) -> WrittenQuery:
-    query = written(directory)
+    query = two_batches(directory)
     path = savepoint(query.url, str(directory.parent), "canonical").path
     query.url = path
     return query
@@ -152,8 +152,8 @@ def of_a_savepoint(directory: Path) -> WrittenQuery:
 @pytest.mark.parametrize(
     ("make", "partitions", "error", "message"),
     [
-        (written, 0, OptionError, "must be from 1 to 32768"),
-        (written, 32_769, OptionError, "must be from 1 to 32768"),
+        (two_batches, 0, OptionError, "must be from 1 to 32768"),
+        (two_batches, 32_769, OptionError, "must be from 1 to 32768"),
         (of_format_1, 3, OptionError, "has checkpoint format v1"),
         (
             of_another_store,
@@ -217,11 +217,11 @@ def test_late_process_leaves_the_entry_of_a_query_that_has_gone_on(
 ) -> None:
     complete = journal._complete
 
-    def late(checkpoint: QueryCheckpoint, made: journal.Journal) -> None:
+    def late(checkpoint: QueryCheckpoint, record: journal.Journal) -> None:
         # Another process completes the change, and the query plans its next batch.
-        complete(checkpoint, made)
+        complete(checkpoint, record)
         query.write("offsets/2", checkpoint.offsets(1).encode())
-        complete(checkpoint, made)
+        complete(checkpoint, record)
 
     monkeypatch.setattr(journal, "_complete", late)
     with pytest.raises(IllegalStateError, match="next start, was faster"):
@@ -309,14 +309,14 @@ def test_missing_checkpoint_is_not_made(tmp_path: Path) -> None:
 
 def test_partitions_of_past_batches_alone_are_collected(tmp_path: Path) -> None:
     url = f"{tmp_path}/checkpoint"
-    query = WrittenQuery(url, True, operators=SMALL, key=row_key, kept=2)
+    query = WrittenQuery(url, True, operators=SMALL, key=row_key, retained_batches=2)
     query.run(put={b"large": bytes(700)})
     query.run(put={b"batch": b"1"})
     for count in (5, 2):
         rescale(url, None, count, in_place=True, stopped=True)
     query.restart()
-    left = {path.name for path in (tmp_path / "checkpoint" / "state" / "0").iterdir()} - {"_metadata"}
-    assert left == set("01234")
+    directories = {path.name for path in (tmp_path / "checkpoint" / "state" / "0").iterdir()} - {"_metadata"}
+    assert directories == set("01234")
     assert not any("/state/0/4/" in orphan.url for orphan in gc(url).orphans), "the batch may be needed"
     for _ in range(4):
         query.run(put={b"batch": b"2"}, whole=True)

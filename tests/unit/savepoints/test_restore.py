@@ -55,64 +55,69 @@ def test_restored_query_resumes_after_the_savepoint(tmp_path: Path, kind: Kind, 
     query = WrittenQuery(str(tmp_path / "checkpoint"), with_ids)
     for _ in range(2):
         query.run()
-    taken = savepoint(query.url, str(tmp_path), kind)
+    new_savepoint = savepoint(query.url, str(tmp_path), kind)
     rows = dict(query.rows)
     query.run()
-    made = WrittenQuery(str(tmp_path / "unused"), with_ids)
-    made.checkpoint = QueryCheckpoint(str(tmp_path / "new"))
-    assert restore(taken, made.checkpoint.url) == 1
+    new_query = WrittenQuery(str(tmp_path / "unused"), with_ids)
+    new_query.checkpoint = QueryCheckpoint(str(tmp_path / "new"))
+    assert restore(new_savepoint, new_query.checkpoint.url) == 1
     # The copy needs no file of the others.
     shutil.rmtree(query.url)
-    shutil.rmtree(taken.path.removeprefix("file://"))
-    assert content(made.checkpoint) == rows
-    assert made.checkpoint.batches() == [1]
-    assert made.checkpoint.query_id != QUERY_ID
-    assert made.checkpoint.offsets(1).sources == ('{"logOffset": 1}',)
+    shutil.rmtree(new_savepoint.path.removeprefix("file://"))
+    assert content(new_query.checkpoint) == rows
+    assert new_query.checkpoint.batches() == [1]
+    assert new_query.checkpoint.query_id != QUERY_ID
+    assert new_query.checkpoint.offsets(1).sources == ('{"logOffset": 1}',)
     assert sorted(files(tmp_path / "new" / "sources" / "0")) == ["0", "1"]
     assert sorted(files(tmp_path / "new" / "offsets")) == ["0", "1"]
-    made.batch, made.rows = 1, rows
-    made.restart()
-    made.run(put={b"new": b"row"})
-    assert content(made.checkpoint) == {store: {**old, b"new": b"row"} for store, old in rows.items()}
+    new_query.batch, new_query.rows = 1, rows
+    new_query.restart()
+    new_query.run(put={b"new": b"row"})
+    assert content(new_query.checkpoint) == {store: {**old, b"new": b"row"} for store, old in rows.items()}
 
 
 @both_kinds
 def test_restore_moves_state_between_directories(tmp_path: Path, kind: Kind):
     query = WrittenQuery(str(tmp_path / "checkpoint"), checkpoints_dir=str(tmp_path / "state"))
     query.run()
-    taken = savepoint(query.url, str(tmp_path), kind, checkpoints_dir=str(tmp_path / "state"))
-    restore(taken, str(tmp_path / "new"), checkpoints_dir=str(tmp_path / "other"), keep_query_id=True)
-    made = QueryCheckpoint(str(tmp_path / "new"), checkpoints_dir=str(tmp_path / "other"))
-    assert made.query_id == QUERY_ID
-    assert content(made) == query.rows
+    new_savepoint = savepoint(query.url, str(tmp_path), kind, checkpoints_dir=str(tmp_path / "state"))
+    restore(new_savepoint, str(tmp_path / "new"), checkpoints_dir=str(tmp_path / "other"), keep_query_id=True)
+    new_checkpoint = QueryCheckpoint(str(tmp_path / "new"), checkpoints_dir=str(tmp_path / "other"))
+    assert new_checkpoint.query_id == QUERY_ID
+    assert content(new_checkpoint) == query.rows
     assert not list((tmp_path / "new" / "state").rglob("chk-*"))
     # Spark counts partitions by these.
     assert {path.name for path in (tmp_path / "new" / "state" / "0").iterdir()} == {"_metadata", "0", "1"}
     with pytest.raises(CheckpointExistsError, match="is not empty"):
-        restore(taken, str(tmp_path / "newer"), checkpoints_dir=str(tmp_path / "state"), keep_query_id=True)
+        restore(
+            new_savepoint,
+            str(tmp_path / "newer"),
+            checkpoints_dir=str(tmp_path / "state"),
+            keep_query_id=True,
+        )
     assert content(query.checkpoint) == query.rows
     assert not (tmp_path / "newer").exists()
 
 
 @both_kinds
 def test_claim_disposes_of_the_savepoint_after_the_copy(tmp_path: Path, query: WrittenQuery, kind: Kind):
-    taken = savepoint(query.url, str(tmp_path / "savepoints"), kind)
-    restore(taken, str(tmp_path / "first"))
-    assert load_savepoint(taken.path) == taken
-    restore(taken.path, str(tmp_path / "second"), claim_mode="claim")
+    new_savepoint = savepoint(query.url, str(tmp_path / "savepoints"), kind)
+    restore(new_savepoint, str(tmp_path / "first"))
+    assert load_savepoint(new_savepoint.path) == new_savepoint
+    restore(new_savepoint.path, str(tmp_path / "second"), claim_mode="claim")
     with pytest.raises(SavepointNotFoundError):
-        load_savepoint(taken.path)
+        load_savepoint(new_savepoint.path)
     with pytest.raises(SavepointNotFoundError):
-        restore(taken, str(tmp_path / "third"))
+        restore(new_savepoint, str(tmp_path / "third"))
     for name in ("first", "second"):
         assert content(QueryCheckpoint(str(tmp_path / name))) == query.rows
 
 
 def test_claim_refuses_a_savepoint_that_others_need(tmp_path: Path, query: WrittenQuery):
-    taken = savepoint(query.url, str(tmp_path))
-    pointer = savepoint(taken.path, str(tmp_path), "pointer")
+    canonical = savepoint(query.url, str(tmp_path))
+    pointer = savepoint(canonical.path, str(tmp_path), "pointer")
     with pytest.raises(IllegalStateError, match=pointer.name):
-        restore(taken, str(tmp_path / "new"), claim_mode="claim")
+        restore(canonical, str(tmp_path / "new"), claim_mode="claim")
     assert not (tmp_path / "new").exists()
     assert restore(pointer, str(tmp_path / "new")) == 1
 
@@ -123,10 +128,10 @@ def test_clone_copies_an_older_batch(tmp_path: Path, query: WrittenQuery):
     # As Spark purges its logs.
     (tmp_path / "checkpoint" / "offsets" / "0").unlink()
     assert clone(query.url, str(tmp_path / "new"), batch=1) == 1
-    made = QueryCheckpoint(str(tmp_path / "new"))
-    assert content(made) == older
+    copy = QueryCheckpoint(str(tmp_path / "new"))
+    assert content(copy) == older
     # Spark wants an entry for the batch before as well.
-    assert made.offsets(0) == made.offsets(1) == query.checkpoint.offsets(1)
+    assert copy.offsets(0) == copy.offsets(1) == query.checkpoint.offsets(1)
     with pytest.raises(CheckpointNotFoundError, match="it has the batches 1 to 2"):
         clone(query.url, str(tmp_path / "newer"), batch=0)
 
@@ -134,13 +139,13 @@ def test_clone_copies_an_older_batch(tmp_path: Path, query: WrittenQuery):
 def test_copies_report_each_store(tmp_path: Path, query: WrittenQuery):
     reports: list[tuple[int, int]] = []
 
-    def report(done: int, total: int) -> None:
-        reports.append((done, total))
+    def report(count: int, total: int) -> None:
+        reports.append((count, total))
 
-    every = [(done, len(query.stores)) for done in range(len(query.stores) + 1)]
-    taken = savepoint(query.url, str(tmp_path), progress=report)
+    every = [(count, len(query.stores)) for count in range(len(query.stores) + 1)]
+    new_savepoint = savepoint(query.url, str(tmp_path), progress=report)
     clone(query.url, str(tmp_path / "clone"), progress=report)
-    restore(taken, str(tmp_path / "restored"), progress=report)
+    restore(new_savepoint, str(tmp_path / "restored"), progress=report)
     assert reports == every * 3
 
 
@@ -163,14 +168,14 @@ def test_restore_refuses_a_location_that_is_not_empty(
 
 
 def test_restore_refuses_invalid_arguments(tmp_path: Path, query: WrittenQuery):
-    taken = savepoint(query.url, str(tmp_path / "savepoints"))
+    new_savepoint = savepoint(query.url, str(tmp_path / "savepoints"))
     new = str(tmp_path / "new")
     with pytest.raises(OptionError, match="it must be one of no_claim, claim"):
-        restore(taken, new, claim_mode="legacy")  # type: ignore[arg-type]
+        restore(new_savepoint, new, claim_mode="legacy")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="is 0, but it must be at least 1"):
-        restore(taken, new, partitions=0)
+        restore(new_savepoint, new, partitions=0)
     with pytest.raises(CheckpointExistsError, match="is inside its source"):
-        restore(taken, f"{taken.path}/new")
+        restore(new_savepoint, f"{new_savepoint.path}/new")
     assert not (tmp_path / "new").exists()
 
 
@@ -206,7 +211,7 @@ def test_failed_copy_removes_no_files_of_others(
 
 
 def test_failed_copy_removes_no_query_that_was_started_at_its_target() -> None:
-    theirs = {
+    query_files = {
         "new/offsets/0": b"theirs",
         "new/commits/0": b"theirs",
         "new/state/0/0/chk-1/_metadata": b"theirs",
@@ -229,7 +234,7 @@ def test_failed_copy_removes_no_query_that_was_started_at_its_target() -> None:
             except FileExistsError:
                 return
             started.append(True)
-            for name, data in theirs.items():
+            for name, data in query_files.items():
                 target.create(f"{root.removesuffix('new')}{name}", data)
 
         fs.inject(*([] if at is None else [Fault("run", at, function=start)]))
@@ -237,8 +242,10 @@ def test_failed_copy_removes_no_query_that_was_started_at_its_target() -> None:
             clone(query.url, fs.url("new"))
         calls = len(fs.calls)
         fs.inject()
-        left = {path.rpartition("new/")[2] for path in fs.wrapped.find("") if "new/" in path}
-        assert left == ({"metadata"} | {name.removeprefix("new/") for name in theirs} if started else set())
+        remaining = {path.rpartition("new/")[2] for path in fs.wrapped.find("") if "new/" in path}
+        assert remaining == (
+            {"metadata"} | {name.removeprefix("new/") for name in query_files} if started else set()
+        )
         return bool(started), calls
 
     _, calls = fail(None)
@@ -248,25 +255,25 @@ def test_failed_copy_removes_no_query_that_was_started_at_its_target() -> None:
 def test_copy_is_no_checkpoint_before_its_last_file(
     tmp_path: Path, query: WrittenQuery, monkeypatch: pytest.MonkeyPatch
 ):
-    found: list[str] = []
+    names: list[str] = []
 
     def watched(write: Callable[..., None], self: LocalFileSystem, path: str, data: bytes) -> None:
         if path.startswith(str(tmp_path / "new")):
             with pytest.raises(CheckpointNotFoundError, match="is not a checkpoint location"):
                 _ = QueryCheckpoint(str(tmp_path / "new")).query_id
             # Another one is not written beside it.
-            if found:
+            if names:
                 with pytest.raises(CheckpointExistsError, match="is not empty"):
                     clone(query.url, str(tmp_path / "new"))
-            found.append(path.removeprefix(f"{tmp_path}/new/"))
+            names.append(path.removeprefix(f"{tmp_path}/new/"))
         write(self, path, data)
 
     for name in ("create", "replace"):
         write = getattr(LocalFileSystem, name)
         monkeypatch.setattr(LocalFileSystem, name, lambda *call, write=write: watched(write, *call))
     clone(query.url, str(tmp_path / "new"))
-    assert found[:2] == ["_in-progress", "metadata"]
-    assert found[-4:] == ["offsets/0", "offsets/1", "commits/1", "metadata"]
+    assert names[:2] == ["_in-progress", "metadata"]
+    assert names[-4:] == ["offsets/0", "offsets/1", "commits/1", "metadata"]
     assert not (tmp_path / "new" / "_in-progress").exists()
 
 
@@ -283,16 +290,16 @@ def test_restore_rewrites_urls_of_schema_files(tmp_path: Path, query: WrittenQue
     for name in ("0_a", "1_b", "9_c"):
         query.write(f"state/0/_stateSchema/default/{name}", name.encode())
     clone(query.url, f"file://{tmp_path}/new")
-    made = QueryCheckpoint(str(tmp_path / "new"))
-    assert [path.rpartition("/new/")[2] for path, _ in made.operator_files()] == [
+    copy = QueryCheckpoint(str(tmp_path / "new"))
+    assert [path.rpartition("/new/")[2] for path, _ in copy.operator_files()] == [
         "state/0/_metadata/v2/1",
         "state/1/_metadata/metadata",
     ]
     # Without a scheme, which Spark may call otherwise.
-    assert made.operator(0).schema_files == tuple(
+    assert copy.operator(0).schema_files == tuple(
         f"{tmp_path}/new/state/0/_stateSchema/default/{name}" for name in ("0_a", "1_b")
     )
-    assert [Path(name).read_text() for name in made.operator(0).schema_files] == ["0_a", "1_b"]
+    assert [Path(name).read_text() for name in copy.operator(0).schema_files] == ["0_a", "1_b"]
 
 
 def test_clone_refuses_a_wrong_number_of_values(tmp_path: Path, query: WrittenQuery):

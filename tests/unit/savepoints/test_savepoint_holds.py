@@ -39,18 +39,18 @@ def test_hold_retains_a_version_with_all_its_streams(tmp_path: Path, with_ids: b
     query.run(put={b"large": LARGE})
     for _ in range(3):
         query.run()
-    wanted = {store: dict(rows) for store, rows in query.rows.items()}
-    held = hold(query.checkpoint, 3, "mine", HOLDER)
-    assert held.version == 4
+    expected = {store: dict(rows) for store, rows in query.rows.items()}
+    new_hold = hold(query.checkpoint, 3, "mine", HOLDER)
+    assert new_hold.version == 4
     assert [(entry.name, entry.holder()) for entry in list_holds(query.checkpoint)] == [("4-mine", HOLDER)]
     go_on(query, 4)
     # Also for a new instance.
     query.restart()
     query.clean_up(1)
-    assert content(query.checkpoint, 3) == wanted
+    assert content(query.checkpoint, 3) == expected
     with pytest.raises(CheckpointNotFoundError):
         content(query.checkpoint, 5)
-    held.remove()
+    new_hold.remove()
     query.run()
     assert query.clean_up(1) > 0
     with pytest.raises(CheckpointNotFoundError):
@@ -65,20 +65,20 @@ def test_cleanup_retains_streams_of_a_version_held_and_written_by_others(tmp_pat
     mine = query.instances[store]
     query.clean_up(2)
     # Another executor runs the same batch again, and its attempt counts: its state is in a file of its own.
-    other = query.open(store)
-    metadata = other.store.load(mine.name)
+    other_instance = query.open(store)
+    metadata = other_instance.store.load(mine.name)
     query.batch -= 1
-    other.handle, other.attempt_id = metadata.handle, metadata.parent_attempt_id
-    query.commit_store(store, {b"large": LARGE}, instance=other, whole=True)
+    other_instance.handle, other_instance.attempt_id = metadata.handle, metadata.parent_attempt_id
+    query.commit_store(store, {b"large": LARGE}, instance=other_instance, whole=True)
     query.batch += 1
-    held = hold(query.checkpoint, 2, "mine", HOLDER)
-    assert held.attempts[store] == other.attempt_id
-    wanted = content(query.checkpoint, 2)
-    assert wanted[store][b"large"] == LARGE
+    new_hold = hold(query.checkpoint, 2, "mine", HOLDER)
+    assert new_hold.attempts[store] == other_instance.attempt_id
+    expected = content(query.checkpoint, 2)
+    assert expected[store][b"large"] == LARGE
     for _ in range(4):
         query.run(whole=True)
     query.clean_up(1)
-    assert content(query.checkpoint, 2) == wanted
+    assert content(query.checkpoint, 2) == expected
 
 
 def test_cleanup_retains_streams_of_a_late_attempt(tmp_path: Path) -> None:
@@ -93,21 +93,21 @@ def test_cleanup_retains_streams_of_a_late_attempt(tmp_path: Path) -> None:
     query.batch = 2
     query.commit_store(store, {b"batch": b"3"}, instance=late)
     query.batch = 4
-    held = hold(query.checkpoint, 3, "mine", HOLDER)
-    assert held.attempts[store] == late.attempt_id
-    wanted = content(query.checkpoint, 3)
+    new_hold = hold(query.checkpoint, 3, "mine", HOLDER)
+    assert new_hold.attempts[store] == late.attempt_id
+    expected = content(query.checkpoint, 3)
     for _ in range(3):
         query.run(whole=True)
     query.clean_up(1)
     # It is made of older versions' changes, and the attempt whose name it took was not.
-    assert content(query.checkpoint, 3) == wanted
+    assert content(query.checkpoint, 3) == expected
 
 
 def test_hold_retains_a_replaced_attempt_in_format_v1(tmp_path: Path) -> None:
     query = WrittenQuery(str(tmp_path))
     query.run(put={b"large": LARGE})
     query.run()
-    held = hold(query.checkpoint, 1, "mine", HOLDER)
+    new_hold = hold(query.checkpoint, 1, "mine", HOLDER)
     # The query is set back, and the batch has other rows this time.
     query.checkpoint.files.delete(query.checkpoint.path("commits/1"))
     query.set_back(0)
@@ -115,7 +115,7 @@ def test_hold_retains_a_replaced_attempt_in_format_v1(tmp_path: Path) -> None:
     go_on(query, 4)
     query.restart()
     query.clean_up(1)
-    view = QueryCheckpoint(str(tmp_path), attempts=held.attempts)
+    view = QueryCheckpoint(str(tmp_path), attempts=new_hold.attempts)
     assert all(rows == {b"large": LARGE, b"batch": b"1"} for rows in content(view, 1).values())
     assert all(b"another" in rows for rows in content(query.checkpoint, 1).values())
 
@@ -155,10 +155,10 @@ def test_hold_ignores_the_horizon_of_cleanups_of_last_week(tmp_path: Path) -> No
         hold(query.checkpoint, 3, "mine", HOLDER)
     age(query, "horizon-1", 8)
     query.clean_up(100)
-    wanted = content(query.checkpoint, 3)
+    expected = content(query.checkpoint, 3)
     assert hold(query.checkpoint, 3, "mine", HOLDER).version == 4
     go_on(query)
-    assert content(query.checkpoint, 3) == wanted
+    assert content(query.checkpoint, 3) == expected
 
 
 @pytest.mark.parametrize("restarts", [True, False])
@@ -209,18 +209,18 @@ def test_hold_refuses_the_newest_batch_if_a_cleanup_may_not_know_of_the_rollback
     assert hold(query.checkpoint, 4, "mine", HOLDER).version == 5
 
 
-@pytest.mark.parametrize("of", ["metadata", "shared"])
-def test_hold_refuses_an_incomplete_version(tmp_path: Path, of: str) -> None:
+@pytest.mark.parametrize("part", ["metadata", "shared"])
+def test_hold_refuses_an_incomplete_version(tmp_path: Path, part: str) -> None:
     query = WrittenQuery(str(tmp_path))
     query.run(put={b"large": LARGE})
     query.run()
     (victim,) = (
         (tmp_path / "state/0/1/shared").glob("1-*")
-        if of == "shared"
+        if part == "shared"
         else (tmp_path / "state/0/1/chk-2").iterdir()
     )
     victim.unlink()
-    error = CorruptCheckpointError if of == "shared" else CheckpointNotFoundError
+    error = CorruptCheckpointError if part == "shared" else CheckpointNotFoundError
     with pytest.raises(error, match="operator 0, partition 1, store default, version 2"):
         hold(query.checkpoint, 1, "mine", HOLDER)
     assert list_holds(query.checkpoint) == []
@@ -287,14 +287,14 @@ class Meeting:
         # One store cleans up; the other one, or itself, has done so before.
         operators = {0: ("stateStoreSave", 2, ("default",))}
         self.query = WrittenQuery(self.fs.url("checkpoint"), with_ids, operators=operators)
-        wanted = []
+        rows_by_batch = []
         for whole in (False, True, False, False):
-            self.query.run(put={b"large": LARGE + bytes([len(wanted)])}, whole=whole)
-            wanted.append(dict(self.query.rows))
+            self.query.run(put={b"large": LARGE + bytes([len(rows_by_batch)])}, whole=whole)
+            rows_by_batch.append(dict(self.query.rows))
         if marked:
             self.query.clean_up(2, STORES[marked == "by another store"])
-        self.wanted = wanted[batch]
-        self.held: Hold | None = None
+        self.rows = rows_by_batch[batch]
+        self.new_hold: Hold | None = None
         self.refused = ""
 
     def clean_up(self) -> None:
@@ -302,17 +302,17 @@ class Meeting:
 
     def hold(self) -> None:
         try:
-            self.held = hold(self.query.checkpoint, self.batch, "mine", HOLDER)
+            self.new_hold = hold(self.query.checkpoint, self.batch, "mine", HOLDER)
         except (SavepointError, CheckpointNotFoundError, CorruptCheckpointError) as error:
             self.refused = str(error)
 
     def check(self) -> None:
-        assert (self.held is None) == bool(self.refused)
+        assert (self.new_hold is None) == bool(self.refused)
         for _ in range(2):
             self.query.run(whole=True)
         self.query.clean_up(2)
-        if self.held is not None:
-            assert content(self.query.checkpoint, self.batch) == self.wanted
+        if self.new_hold is not None:
+            assert content(self.query.checkpoint, self.batch) == self.rows
         else:
             assert list_holds(self.query.checkpoint) == []
 
@@ -324,7 +324,7 @@ def meet(
     stopped, go_on = threading.Event(), threading.Event()
     failed: list[BaseException] = []
 
-    def other() -> None:
+    def run_second() -> None:
         try:
             second()
         except BaseException as error:  # noqa: BLE001 - raised below
@@ -332,7 +332,7 @@ def meet(
         finally:
             stopped.set()
 
-    thread = threading.Thread(target=other)
+    thread = threading.Thread(target=run_second)
 
     def wait() -> None:
         if threading.current_thread() is thread:
@@ -365,19 +365,19 @@ def calls_of(meeting: Meeting, do: Callable[[], None]) -> int:
 @pytest.mark.parametrize("marked", ["", "by another store", "by this store"])
 @pytest.mark.parametrize("batch", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_hold_and_concurrent_cleanup_are_consistent(batch: int, marked: str) -> None:
-    cleaning = calls_of(one := Meeting(True, batch, marked), one.clean_up)
-    holding = calls_of(one := Meeting(True, batch, marked), one.hold)
+    cleaning = calls_of(meeting := Meeting(True, batch, marked), meeting.clean_up)
+    holding = calls_of(meeting := Meeting(True, batch, marked), meeting.hold)
     outcomes = set()
     for at in range(1, cleaning + 1):
         for until in (1, holding // 2, holding + 1):
             meeting = Meeting(True, batch, marked)
             meet(meeting.fs, meeting.clean_up, meeting.hold, at, until)
             meeting.check()
-            outcomes.add(meeting.held is not None)
+            outcomes.add(meeting.new_hold is not None)
     for at in range(1, holding + 1):
         meeting = Meeting(True, batch, marked)
         meet(meeting.fs, meeting.hold, meeting.clean_up, at, cleaning + 1)
         meeting.check()
-        outcomes.add(meeting.held is not None)
+        outcomes.add(meeting.new_hold is not None)
     # Of the oldest batch the state may be on its way out, of the next one it is not yet.
     assert outcomes == ({True} if batch else {False} if marked else {False, True})

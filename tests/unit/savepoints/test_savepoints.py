@@ -56,18 +56,25 @@ def test_savepoint_has_the_state_of_its_batch(
 ) -> None:
     directory = str(tmp_path / "elsewhere") if elsewhere else None
     query = grown(str(tmp_path / "checkpoint"), with_ids, directory)
-    wanted = dict(query.rows)
-    made = savepoint(query.url, str(tmp_path / "target"), kind, checkpoints_dir=directory)
+    rows = dict(query.rows)
+    new_savepoint = savepoint(query.url, str(tmp_path / "target"), kind, checkpoints_dir=directory)
     go_on(query)
-    assert (made.kind, made.batch, made.query_id, made.partitions) == (kind, 2, QUERY_ID, 2)
-    assert (made.source, made.checkpoints_dir) == (query.checkpoint.url, directory)
-    assert made.path.startswith(f"file://{tmp_path}/target/savepoint-f013e4-")
-    for found in (load_savepoint(made.path), load_savepoint(f"{made.path}/_metadata")):
-        assert found == made
-    checkpoint = open_checkpoint(made.path)
-    assert (checkpoint.batches(), content(checkpoint)) == ([2], wanted)
+    assert (new_savepoint.kind, new_savepoint.batch, new_savepoint.query_id, new_savepoint.partitions) == (
+        kind,
+        2,
+        QUERY_ID,
+        2,
+    )
+    assert (new_savepoint.source, new_savepoint.checkpoints_dir) == (query.checkpoint.url, directory)
+    assert new_savepoint.path.startswith(f"file://{tmp_path}/target/savepoint-f013e4-")
+    for loaded in (load_savepoint(new_savepoint.path), load_savepoint(f"{new_savepoint.path}/_metadata")):
+        assert loaded == new_savepoint
+    checkpoint = open_checkpoint(new_savepoint.path)
+    assert (checkpoint.batches(), content(checkpoint)) == ([2], rows)
     assert checkpoint.offsets(2) == query.checkpoint.offsets(2)
-    assert [hold.holder() for hold in list_holds(query.checkpoint)] == [made.path] * (kind == "pointer")
+    assert [hold.holder() for hold in list_holds(query.checkpoint)] == [new_savepoint.path] * (
+        kind == "pointer"
+    )
 
 
 @each_kind
@@ -76,44 +83,48 @@ def test_savepoint_keeps_its_state_after_a_rollback_and_rerun(
     tmp_path: Path, kind: Kind, with_ids: bool
 ) -> None:
     query = grown(str(tmp_path / "checkpoint"), with_ids)
-    wanted = dict(query.rows)
-    made = savepoint(query.url, str(tmp_path / "target"), kind)
+    rows = dict(query.rows)
+    new_savepoint = savepoint(query.url, str(tmp_path / "target"), kind)
     rollback(query.url, 1, stopped=True)
     query.set_back(1)
     query.run(put={b"another": b"row"})
     go_on(query)
-    assert content(query.checkpoint) != wanted
-    assert content(load_savepoint(made.path).checkpoint()) == wanted
+    assert content(query.checkpoint) != rows
+    assert content(load_savepoint(new_savepoint.path).checkpoint()) == rows
 
 
 @both_formats
 def test_canonical_savepoint_can_be_moved(tmp_path: Path, with_ids: bool) -> None:
     query = grown(str(tmp_path / "checkpoint"), with_ids)
-    made = savepoint(query.url, str(tmp_path / "target"), batch=1)
-    shutil.move(made.path.removeprefix("file://"), tmp_path / "moved")
+    canonical = savepoint(query.url, str(tmp_path / "target"), batch=1)
+    shutil.move(canonical.path.removeprefix("file://"), tmp_path / "moved")
     shutil.rmtree(tmp_path / "checkpoint")
-    found = load_savepoint(str(tmp_path / "moved"))
-    assert (found.path, found.name) == (f"file://{tmp_path}/moved", made.name)
-    assert content(found.checkpoint()) == {store: {b"large": LARGE, b"batch": b"1"} for store in STORES}
+    loaded = load_savepoint(str(tmp_path / "moved"))
+    assert (loaded.path, loaded.name) == (f"file://{tmp_path}/moved", canonical.name)
+    assert content(loaded.checkpoint()) == {store: {b"large": LARGE, b"batch": b"1"} for store in STORES}
     assert len(dispose_savepoint(str(tmp_path / "moved"))) > 5
     assert files_below(tmp_path) == {}
 
 
 def test_list_savepoints_returns_the_oldest_first(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     query = grown(str(tmp_path / "checkpoint"))
-    made = [savepoint(query.url, str(tmp_path), kind, batch=batch) for batch, kind in enumerate(KINDS)]
-    assert list_savepoints(str(tmp_path)) == sorted(made, key=lambda one: (one.created_ms, one.path))
+    savepoints = [savepoint(query.url, str(tmp_path), kind, batch=batch) for batch, kind in enumerate(KINDS)]
+    assert list_savepoints(str(tmp_path)) == sorted(
+        savepoints, key=lambda entry: (entry.created_ms, entry.path)
+    )
     begun = tmp_path / "savepoint-f013e4-000000000000"
     begun.mkdir()
     shutil.copy(query.checkpoint.path("metadata"), begun)
     damaged = tmp_path / "savepoint-f013e4-000000000001" / "_metadata"
     damaged.parent.mkdir()
     damaged.write_bytes(b"\x89SSTM")
-    other = tmp_path / "mine" / "_metadata"
-    other.parent.mkdir()
-    other.write_bytes(b"")
+    empty_file = tmp_path / "mine" / "_metadata"
+    empty_file.parent.mkdir()
+    empty_file.write_bytes(b"")
     with caplog.at_level(logging.WARNING):
-        assert {one.path for one in list_savepoints(str(tmp_path))} == {one.path for one in made}
+        assert {entry.path for entry in list_savepoints(str(tmp_path))} == {
+            entry.path for entry in savepoints
+        }
     assert caplog.text.count("is skipped") == 1
     assert list_savepoints(str(tmp_path / "nowhere")) == []
     with pytest.raises(CorruptCheckpointError, match="savepoint-f013e4-000000000001/_metadata"):
@@ -162,11 +173,11 @@ def test_savepoint_whose_hold_is_removed_fails() -> None:
     # The first one makes the directory of holds.
     savepoint(query.url, fs.url("first"), "pointer")
     fs.inject()
-    made = savepoint(query.url, fs.url("trial"), "pointer")
+    pointer = savepoint(query.url, fs.url("trial"), "pointer")
     (publish,) = (
         call.number
         for call in fs.calls
-        if call.operation == "open" and call.path.endswith(f"{made.name}/_metadata")
+        if call.operation == "open" and call.path.endswith(f"{pointer.name}/_metadata")
     )
     fs.inject(Fault("run", publish, function=remove))
     with pytest.raises(SavepointError, match=r"its hold .* was removed"):
@@ -178,8 +189,8 @@ def test_savepoint_that_may_exist_keeps_its_hold(tmp_path: Path, monkeypatch: py
     query = grown(str(tmp_path / "checkpoint"), operators=SMALL)
     put_state = SavepointStore.put_state
 
-    def put_without_answer(self: SavepointStore, made: Savepoint) -> str:
-        put_state(self, made)
+    def put_without_answer(self: SavepointStore, pointer: Savepoint) -> str:
+        put_state(self, pointer)
         raise CheckpointIOError("no answer")
 
     def discard_nothing(*_: object) -> None:
@@ -189,16 +200,16 @@ def test_savepoint_that_may_exist_keeps_its_hold(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(create, "discard_file", discard_nothing)
     with pytest.raises(SavepointError, match="no answer"):
         savepoint(query.url, str(tmp_path / "target"), "pointer")
-    (made,) = list_savepoints(str(tmp_path / "target"))
-    assert [hold.holder() for hold in list_holds(query.checkpoint)] == [made.path]
+    (pointer,) = list_savepoints(str(tmp_path / "target"))
+    assert [hold.holder() for hold in list_holds(query.checkpoint)] == [pointer.path]
 
 
 def test_canonical_savepoint_needs_no_hold(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     query = grown(str(tmp_path / "checkpoint"))
     # Nothing can be written there.
     (tmp_path / "checkpoint/state/_holds").write_bytes(b"")
-    made = savepoint(query.url, str(tmp_path / "target"))
-    assert content(made.checkpoint()) == query.rows
+    canonical = savepoint(query.url, str(tmp_path / "target"))
+    assert content(canonical.checkpoint()) == query.rows
     assert "without a hold" in caplog.text
     with pytest.raises(SavepointError, match="_holds"):
         savepoint(query.url, str(tmp_path / "target"), "pointer")
@@ -208,12 +219,12 @@ def test_canonical_savepoint_needs_no_hold(tmp_path: Path, caplog: pytest.LogCap
 def test_savepoint_of_a_query_without_state_works(tmp_path: Path, kind: Kind) -> None:
     query = WrittenQuery(str(tmp_path / "checkpoint"), operators={})
     query.run()
-    made = savepoint(query.url, str(tmp_path / "target"), kind)
-    assert (made.checkpoint().batches(), content(made.checkpoint())) == ([0], {})
-    assert restore(made, str(tmp_path / "new")) == 0
+    new_savepoint = savepoint(query.url, str(tmp_path / "target"), kind)
+    assert (new_savepoint.checkpoint().batches(), content(new_savepoint.checkpoint())) == ([0], {})
+    assert restore(new_savepoint, str(tmp_path / "new")) == 0
     assert content(QueryCheckpoint(str(tmp_path / "new"))) == {}
     assert not (tmp_path / "checkpoint/state").exists()
-    dispose_savepoint(made.path)
+    dispose_savepoint(new_savepoint.path)
 
 
 POINTER = Savepoint(
@@ -236,13 +247,13 @@ def test_savepoint_metadata_round_trips() -> None:
     canonical = dataclasses.replace(
         POINTER, kind="canonical", partitions=200, attempts={}, state_url=f"{POINTER.path}/state"
     )
-    for one in (POINTER, canonical):
-        assert decode_savepoint(encode_savepoint(one), one.path, "here") == one
+    for metadata in (POINTER, canonical):
+        assert decode_savepoint(encode_savepoint(metadata), metadata.path, "here") == metadata
     assert "pointer savepoint s3://b/s/savepoint-f013e4-0123456789ab of batch 7" in str(POINTER)
 
 
 @pytest.mark.parametrize(
-    ("kind", "properties", "what"),
+    ("kind", "properties", "problem"),
     [
         (MetadataKind.OPERATORS, {}, "describes OPERATORS, not a savepoint of a query"),
         (MetadataKind.SAVEPOINT, {"kind": "native"}, "it is of the kind 'native'"),
@@ -251,9 +262,9 @@ def test_savepoint_metadata_round_trips() -> None:
     ],
 )
 def test_load_savepoint_refuses_other_metadata(
-    kind: MetadataKind, properties: dict[str, str], what: str
+    kind: MetadataKind, properties: dict[str, str], problem: str
 ) -> None:
-    with pytest.raises(CorruptCheckpointError, match=f"here.*{what}"):
+    with pytest.raises(CorruptCheckpointError, match=f"here.*{problem}"):
         decode_savepoint(bytes(encode_object(kind, "0" * 16, properties, [])), "there", "here")
 
 
@@ -262,19 +273,19 @@ def test_savepoint_with_a_started_query_is_neither_disposed_of_nor_claimed(
     tmp_path: Path, with_ids: bool
 ) -> None:
     query = grown(str(tmp_path / "checkpoint"), with_ids)
-    made = savepoint(query.url, str(tmp_path / "target"))
+    new_savepoint = savepoint(query.url, str(tmp_path / "target"))
     # Batch 3 is begun by a query that has the savepoint as its checkpointLocation.
-    directory = Path(made.path.removeprefix("file://"))
-    later = directory / "offsets" / str(made.batch + 1)
-    later.write_bytes((directory / "offsets" / str(made.batch)).read_bytes())
+    directory = Path(new_savepoint.path.removeprefix("file://"))
+    later = directory / "offsets" / str(new_savepoint.batch + 1)
+    later.write_bytes((directory / "offsets" / str(new_savepoint.batch)).read_bytes())
     before = sorted(directory.rglob("*"))
     for take in (
-        lambda: dispose_savepoint(made.path),
-        lambda: restore(made, str(tmp_path / "new"), claim_mode="claim"),
+        lambda: dispose_savepoint(new_savepoint.path),
+        lambda: restore(new_savepoint, str(tmp_path / "new"), claim_mode="claim"),
     ):
         with pytest.raises(QueryRunningError, match="a query was started with"):
             take()
         assert sorted(directory.rglob("*")) == before
     assert not (tmp_path / "new").exists()
     # A copy takes nothing from it.
-    restore(made, str(tmp_path / "new"))
+    restore(new_savepoint, str(tmp_path / "new"))

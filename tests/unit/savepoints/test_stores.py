@@ -44,13 +44,15 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> StateStore:
 def state(root: Path, number: int = 0, **changed: Any) -> Savepoint:
     """A savepoint in a directory of its own."""
     name, path = f"savepoint-abc-{number:012x}", f"file://{root}/savepoint-abc-{number:012x}"
-    made = Savepoint(path, "canonical", "abc", 1, 2, "source", f"{path}/state", name, f"{number:016x}")
-    return replace(made, **changed)
+    new_savepoint = Savepoint(
+        path, "canonical", "abc", 1, 2, "source", f"{path}/state", name, f"{number:016x}"
+    )
+    return replace(new_savepoint, **changed)
 
 
 def test_store_returns_a_state_until_it_is_disposed_of(store: StateStore, tmp_path: Path) -> None:
     states = [state(tmp_path, n) for n in range(3)]
-    paths = [store.put_state(made) for made in states]
+    paths = [store.put_state(new_savepoint) for new_savepoint in states]
     assert len(set(paths)) == 3
     assert [store.get_state(path) for path in paths] == states
     assert sorted(store.get_all(), key=str) == states
@@ -67,18 +69,18 @@ def test_store_returns_a_state_until_it_is_disposed_of(store: StateStore, tmp_pa
 
 
 def test_store_resumes_a_disposal_and_cancels_it(store: StateStore, tmp_path: Path) -> None:
-    made = state(tmp_path)
-    path = store.put_state(made)
+    new_savepoint = state(tmp_path)
+    path = store.put_state(new_savepoint)
     for _ in range(2):
-        assert store.begin_disposal(path) == made
+        assert store.begin_disposal(path) == new_savepoint
         assert not store.exists(path)
         assert store.is_being_disposed(path)
-        assert store.find(path) == made
+        assert store.find(path) == new_savepoint
         assert store.get_all() == []
         with pytest.raises(SavepointNotFoundError):
             store.get_state(path)
-    store.cancel_disposal(made)
-    assert store.get_state(path) == made
+    store.cancel_disposal(new_savepoint)
+    assert store.get_state(path) == new_savepoint
     assert not store.is_being_disposed(path)
     store.begin_disposal(path)
     store.end_disposal(path)
@@ -128,9 +130,9 @@ def test_factory_needs_a_target_or_the_option_savepoints_dir(tmp_path: Path) -> 
     with pytest.raises(OptionError, match="savepointsDir"):
         SavepointStoreFactory.create(None)
     assert SavepointStoreFactory.create(None, f"{tmp_path}/default").target == f"{tmp_path}/default"
-    made = SavepointStoreFactory.create(f"{tmp_path}/x", f"{tmp_path}/default")
-    assert made.target == f"{tmp_path}/x"
-    assert isinstance(made.store, FileSystemStateStore)
+    destination = SavepointStoreFactory.create(f"{tmp_path}/x", f"{tmp_path}/default")
+    assert destination.target == f"{tmp_path}/x"
+    assert isinstance(destination.store, FileSystemStateStore)
 
 
 def test_memory_target_has_savepoints_on_the_heap(tmp_path: Path) -> None:
@@ -139,13 +141,17 @@ def test_memory_target_has_savepoints_on_the_heap(tmp_path: Path) -> None:
     query = WrittenQuery(str(tmp_path / "checkpoint"), True)
     query.run()
     for kind in ("canonical", "pointer"):
-        made = savepoint(query.url, target, kind)
-        assert load_savepoint(made.path) == load_savepoint(f"{made.path}/_metadata") == made
-        assert list_savepoints(target) == [made]
-        restore(made, str(tmp_path / kind))
-        for checkpoint in (made.path, str(tmp_path / kind)):
+        new_savepoint = savepoint(query.url, target, kind)
+        assert (
+            load_savepoint(new_savepoint.path)
+            == load_savepoint(f"{new_savepoint.path}/_metadata")
+            == new_savepoint
+        )
+        assert list_savepoints(target) == [new_savepoint]
+        restore(new_savepoint, str(tmp_path / kind))
+        for checkpoint in (new_savepoint.path, str(tmp_path / kind)):
             assert content(open_checkpoint(checkpoint)) == query.rows
-        removed = dispose_savepoint(made.path, dry_run=True)
-        assert list_savepoints(target) == [made]
-        assert dispose_savepoint(made.path) == removed
+        removed = dispose_savepoint(new_savepoint.path, dry_run=True)
+        assert list_savepoints(target) == [new_savepoint]
+        assert dispose_savepoint(new_savepoint.path) == removed
         assert list_savepoints(target) == []

@@ -50,13 +50,13 @@ if ends == "while it is written":
 @pytest.mark.parametrize("ends", ["before the batch", "while it is written"])
 def test_trigger_leaves_no_hold_without_a_savepoint_when_the_program_ends(tmp_path: Path, ends: str) -> None:
     command = [sys.executable, "-c", PROGRAM, str(tmp_path), ends]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-    taken = list_savepoints(str(tmp_path / "target"))
+    process = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    savepoints = list_savepoints(str(tmp_path / "target"))
     holds = list_holds(QueryCheckpoint(str(tmp_path / "checkpoint")))
     if ends == "before the batch":
-        assert (taken, holds) == ([], [])
-        assert "the program ends" in done.stderr
+        assert (savepoints, holds) == ([], [])
+        assert "the program ends" in process.stderr
     else:
-        (savepoint,) = taken
+        (savepoint,) = savepoints
         assert [hold.holder() for hold in holds] == [savepoint.path]
         assert content(savepoint.checkpoint())

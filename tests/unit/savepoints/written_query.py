@@ -78,7 +78,7 @@ class WrittenQuery:
         Whether it has Spark's checkpoint format v2.
     checkpoints_dir
         Its option of that name.
-    kept
+    retained_batches
         Batches before the newest one that Spark's logs keep.
     operators
         Its operators, see `stores_of`.
@@ -91,7 +91,7 @@ class WrittenQuery:
     url: str
     with_ids: bool = False
     checkpoints_dir: str | None = None
-    kept: int = 100
+    retained_batches: int = 100
     options: StorageOptions = field(
         default_factory=lambda: StorageOptions(file_state_threshold=512, compression=None)
     )
@@ -145,8 +145,8 @@ class WrittenQuery:
         offsets = OffsetEntry(
             "v1", {"batchWatermarkMs": number, "conf": conf}, (json.dumps({"logOffset": number}),)
         )
-        read = {"path": f"file:///in/{number}", "timestamp": number, "batchId": number}
-        self.write(f"sources/0/{number}", f"v1\n{json.dumps(read)}".encode())
+        input_file = {"path": f"file:///in/{number}", "timestamp": number, "batchId": number}
+        self.write(f"sources/0/{number}", f"v1\n{json.dumps(input_file)}".encode())
         self.write(f"offsets/{number}", offsets.encode())
         return {
             store: self.commit_store(store, put if not changed or store in changed else {}, whole=whole)
@@ -169,15 +169,17 @@ class WrittenQuery:
             (ColumnFamily("default", len(rows), self.key_schema, self.value_schema, "hash", 0),),
         )
         whole = whole or instance.handle is None
-        if written := rows if whole else put:
-            pending.write(0, message(written))
+        if rows_to_write := rows if whole else put:
+            pending.write(0, message(rows_to_write))
         parent = None if whole else instance.handle
-        done: Committed = pending.publish(parent, instance.attempt_id, None)
+        committed: Committed = pending.publish(parent, instance.attempt_id, None)
         instance.name = CheckpointName(version, by if self.with_ids else None)
-        instance.attempt_id, instance.handle = by, done.handle
+        instance.attempt_id, instance.handle = by, committed.handle
         return by
 
-    def done(self, attempts: Mapping[StoreId, str], put: Rows, changed: tuple[StoreId, ...] = ()) -> None:
+    def log_commit(
+        self, attempts: Mapping[StoreId, str], put: Rows, changed: tuple[StoreId, ...] = ()
+    ) -> None:
         """Enter the batch that was begun into the commit log, and purge what is old."""
         self.batch += 1
         for store in self.stores:
@@ -196,13 +198,13 @@ class WrittenQuery:
         self.write(f"commits/{self.batch}", entry.encode())
         for log in ("commits", "offsets"):
             for status in list(self.checkpoint.files.list_files(self.checkpoint.path(log))):
-                if int(status.path.rpartition("/")[2]) < self.batch - self.kept:
+                if int(status.path.rpartition("/")[2]) < self.batch - self.retained_batches:
                     self.checkpoint.files.delete(status.path)
 
     def run(self, *changed: StoreId, put: Rows | None = None, whole: bool = False) -> int:
         """Run a batch; returns its number."""
         put = {b"batch": b"%d" % (self.batch + 1)} if put is None else put
-        self.done(self.begin(*changed, put=put, whole=whole), put, changed)
+        self.log_commit(self.begin(*changed, put=put, whole=whole), put, changed)
         return self.batch
 
     def set_back(self, batch: int) -> None:
@@ -239,11 +241,13 @@ class WrittenQuery:
 
 def content(checkpoint: QueryCheckpoint, batch: int | None = None) -> Content:
     """Return the rows of all stores of a checkpoint."""
-    found: Content = {}
+    rows_by_store: Content = {}
     for version in checkpoint.stores(batch):
         tables = [table for _, table in read_store(checkpoint, version).rows()]
-        found[version.store] = {row["key"]: row["value"] for table in tables for row in table.to_pylist()}
-    return found
+        rows_by_store[version.store] = {
+            row["key"]: row["value"] for table in tables for row in table.to_pylist()
+        }
+    return rows_by_store
 
 
 def unique_name() -> str:

@@ -249,8 +249,9 @@ def test_sources_of_other_kinds_are_refused(
 class Latin1Query(StoredQuery):
     """A query of one partition whose words are not UTF-8."""
 
-    def of(self, partition: int, counts: Any) -> dict[bytes, bytes]:
-        return {key.replace(b"word", b"w\xf6rd"): value for key, value in super().of(0, counts).items()}
+    def partition_rows(self, partition: int, counts: Any) -> dict[bytes, bytes]:
+        rows = super().partition_rows(0, counts)
+        return {key.replace(b"word", b"w\xf6rd"): value for key, value in rows.items()}
 
 
 @pytest.mark.parametrize(
