@@ -64,9 +64,9 @@ def test_encode_stores_files_of_the_store_by_relative_path(tmp_path: Path) -> No
         FileStateHandle(files, f"{tmp_path}/old/shared/1-x", 5), HandleContext(files, f"{tmp_path}/old")
     )
     (tmp_path / "old").rename(tmp_path / "new")
-    found = decode_handle(stored, HandleContext(files, f"{tmp_path}/new"))
-    assert isinstance(found, StreamStateHandle)
-    with found.open_input_stream() as stream:
+    handle = decode_handle(stored, HandleContext(files, f"{tmp_path}/new"))
+    assert isinstance(handle, StreamStateHandle)
+    with handle.open_input_stream() as stream:
         assert stream.read() == b"state"
     assert str(tmp_path).encode() not in stored
 

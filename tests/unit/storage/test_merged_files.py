@@ -34,10 +34,10 @@ def test_nothing_is_stored_before_the_publication(files: MemoryFileSystem) -> No
     merged = MergedFiles(files, STATE)
     where = path("0/0", 2, 1)
     merged.add(where, attempt(1), metadata(1), allow)
-    found = merged.find(where)
-    assert found is not None
-    assert merged.read(found) == bytes(metadata(1))
-    assert (names(files), merged.locate(found)) == ([], None)
+    file = merged.find(where)
+    assert file is not None
+    assert merged.read(file) == bytes(metadata(1))
+    assert (names(files), merged.locate(file)) == ([], None)
     assert merged.publish([attempt(1), attempt(2)], allow)[0] == [attempt(2)]
     assert names(files) == ["2-2-0"]
     assert MergedFiles(files, STATE).find(where) is not None
@@ -62,8 +62,8 @@ def test_index_of_other_versions_is_not_read(files: MemoryFileSystem) -> None:
     for version in (1, 2, 3):
         publish(merged, (path("0/0", version, version), version))
     files.replace(f"{STATE}/_merged/1-1-0", b"damaged")
-    found = MergedFiles(files, STATE)
-    view = MergedFileSystem(files, found)
+    merged = MergedFiles(files, STATE)
+    view = MergedFileSystem(files, merged)
     assert view.read(path("0/0", 3, 3)) == bytes(metadata(3))
     lost = r"^version 1 \(id .*\) of operator 0, partition 0 may be in a damaged file .*_merged/1-1-0"
     with pytest.raises(CorruptCheckpointError, match=lost):
@@ -77,11 +77,11 @@ def test_index_of_other_versions_is_not_read(files: MemoryFileSystem) -> None:
 def test_damaged_file_of_an_attempt_is_superseded(files: MemoryFileSystem) -> None:
     publish(MergedFiles(files, STATE), (path("0/0", 2), 1))
     files.replace(f"{STATE}/_merged/2-2-0", files.read(f"{STATE}/_merged/2-2-0")[:50])
-    known: list[bool] = []
+    flags: list[bool] = []
     merged = MergedFiles(files, STATE)
     merged.add(path("0/0", 2), attempt(2), metadata(2), allow)
-    merged.publish([], lambda logical, is_known: known.append(is_known))
-    assert (known, names(files)) == ([True], ["2-2-0", "2-2-1"])
+    merged.publish([], lambda logical, is_known: flags.append(is_known))
+    assert (flags, names(files)) == ([True], ["2-2-0", "2-2-1"])
     assert MergedFileSystem(files, MergedFiles(files, STATE)).read(path("0/0", 2)) == bytes(metadata(2))
 
 
@@ -113,25 +113,27 @@ def test_runs_that_do_not_know_of_each_other_take_different_names(files: MemoryF
     for merged in (first, second):
         assert merged.find(path("0/0", 2)) is None
     publish(first, (path("0/0", 2), 9))
-    known: list[bool] = []
+    flags: list[bool] = []
     second.add(path("0/0", 2), attempt(2), metadata(2), allow)
-    second.publish([attempt(2)], lambda logical, is_known: known.append(is_known))
+    second.publish([attempt(2)], lambda logical, is_known: flags.append(is_known))
     # It looks into the commit log before each publication: at first as no other was just before, then as it
     # met the other.
-    assert known == [False, True]
+    assert flags == [False, True]
     assert names(files) == ["2-2-0", "2-2-1"]
     assert MergedFileSystem(files, MergedFiles(files, STATE)).read(path("0/0", 2)) == bytes(metadata(2))
-    assert [one.is_newest(found) for one in (first, second) if (found := one.find(path("0/0", 2)))] == [
+    assert [
+        merged.is_newest(file) for merged in (first, second) if (file := merged.find(path("0/0", 2)))
+    ] == [
         False,
         True,
     ]
     # The first one has just published, but meets the other.
     second.add(path("0/0", 3), attempt(3), metadata(3), allow)
     second.publish([], allow)
-    known.clear()
+    flags.clear()
     first.add(path("0/0", 3), attempt(4), metadata(4), allow)
-    first.publish([], lambda logical, is_known: known.append(is_known))
-    assert known == [True]
+    first.publish([], lambda logical, is_known: flags.append(is_known))
+    assert flags == [True]
     assert names(files) == ["2-2-0", "2-2-1", "3-3-0", "3-3-1"]
 
 
@@ -164,9 +166,9 @@ def test_publication_that_fails_after_the_write_is_found_at_once(
     with pytest.raises(OSError, match="lost"):
         merged.publish([attempt(2)], allow)
     for view in (merged, MergedFiles(files, STATE)):
-        found = view.find(path("0/0", 2))
-        assert found is not None
-        assert found.attempt_id == attempt(2)
+        file = view.find(path("0/0", 2))
+        assert file is not None
+        assert file.attempt_id == attempt(2)
 
 
 def test_publication_is_found_if_the_directory_was_listed_meanwhile(
@@ -248,9 +250,9 @@ def test_sparse_files_are_rewritten(files: MemoryFileSystem, monkeypatch: pytest
     assert names(files) == ["1-3-0-copy", "4-4-0"]
     for view in (merged, MergedFiles(files, STATE)):
         for version in (1, 2, 3):
-            found = view.find(path("0/0", version, version * 100))
-            assert found is not None
-            assert view.read(found) == bytes(metadata(version * 100))
+            file = view.find(path("0/0", version, version * 100))
+            assert file is not None
+            assert view.read(file) == bytes(metadata(version * 100))
 
 
 def test_version_of_the_batch_is_not_rewritten(
@@ -283,9 +285,9 @@ def test_copy_that_a_crash_left_is_deleted(files: MemoryFileSystem, sparse: Merg
     # It was killed before it deleted the file that it had rewritten.
     files.create(f"{STATE}/_merged/1-1-0", before)
     after = MergedFiles(files, STATE)
-    found = after.find(path("0/0", 1, 1))
-    assert found is not None
-    assert after.locate(found) == (f"{STATE}/_merged/1-1-1-copy", 40)
+    file = after.find(path("0/0", 1, 1))
+    assert file is not None
+    assert after.locate(file) == (f"{STATE}/_merged/1-1-1-copy", 40)
     for number in (1, 2):
         after.discard(path(f"0/{number}", 1, number + 1))
     after.sweep()
@@ -306,10 +308,10 @@ def test_file_that_was_rewritten_after_the_listing_is_read_from_its_copy(
     list_files = files.list_files
 
     def listed(directory: str) -> Iterator[FileStatus]:
-        found = list(list_files(directory))
+        statuses = list(list_files(directory))
         monkeypatch.setattr(files, "list_files", list_files)
         sparse.sweep()
-        return iter(found)
+        return iter(statuses)
 
     monkeypatch.setattr(files, "list_files", listed)
     reader = MergedFileSystem(files, MergedFiles(files, STATE))
@@ -405,7 +407,7 @@ def test_index_lists_the_files_below_a_directory(directory: str, paths: list[str
     for store, version in (("0/0", 1), ("0/0", 12), ("0/0/left", 1), ("0/1", 1), ("1/0", 1)):
         index.insert(LogicalFile(store, CheckpointName(version), attempt(1), 0, 1, index.pending))
     index.insert(LogicalFile("0/0", CheckpointName(1), attempt(2), 1, 1, index.pending))
-    assert sorted(found for found, _ in index.below(directory)) == paths
+    assert sorted(logical for logical, _ in index.below(directory)) == paths
 
 
 class Unconditional(MemoryFileSystem):

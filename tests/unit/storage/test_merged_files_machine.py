@@ -89,14 +89,14 @@ class MergedFilesMachine(RuleBasedStateMachine):
         fresh = MergedFiles(self.files, self.state)
         for where, number in self.expected.items():
             for merged in (self.merged, fresh):
-                found = merged.find(where)
-                assert found is not None, where
-                assert merged.read(found) == bytes(metadata(number, self.sizes[where]))
+                file = merged.find(where)
+                assert file is not None, where
+                assert merged.read(file) == bytes(metadata(number, self.sizes[where]))
 
     @invariant()
     def counts_what_is_there(self) -> None:
-        found = self.files.list_files(f"{self.state}/_merged")
-        sizes = [status.size for status in found]
+        statuses = self.files.list_files(f"{self.state}/_merged")
+        sizes = [status.size for status in statuses]
         live = [metadata(number, self.sizes[where]).size for where, number in self.expected.items()]
         assert self.merged.usage() == MergedUsage(len(sizes), sum(sizes), len(live), sum(live))
 
@@ -105,12 +105,12 @@ class MergedFilesMachine(RuleBasedStateMachine):
         # Discards since the last batch are not swept, and its own file is not rewritten.
         self.merged.sweep()
         live = sum(metadata(number, self.sizes[where]).size for where, number in self.expected.items())
-        found = {
+        size_by_name = {
             status.path.rpartition("/")[2]: status.size
             for status in self.files.list_files(f"{self.state}/_merged")
         }
-        old = [size for name, size in found.items() if int(name.split("-")[1]) < self.newest]
-        assert sum(old) <= 2 * live + _INDEX_BYTES * len(found)
+        old = [size for name, size in size_by_name.items() if int(name.split("-")[1]) < self.newest]
+        assert sum(old) <= 2 * live + _INDEX_BYTES * len(size_by_name)
 
     def teardown(self) -> None:
         self.scratch.cleanup()

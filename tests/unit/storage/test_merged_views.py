@@ -56,12 +56,12 @@ def test_own_file_of_another_attempt_is_shown_beside_the_merged_one(files: Memor
     merged = MergedFiles(files, STATE)
     publish(merged, (path("0/0", 2), 2))
     view = MergedFileSystem(files, merged)
-    other = f"{path('0/0', 2)}.{attempt(1)}"
+    own_path = f"{path('0/0', 2)}.{attempt(1)}"
     assert view.read(path("0/0", 2)) == bytes(metadata(2))
-    assert view.read(other) == bytes(metadata(1))
-    assert {status.path for status in view.list_files(STATE)} == {path("0/0", 2), other}
+    assert view.read(own_path) == bytes(metadata(1))
+    assert {status.path for status in view.list_files(STATE)} == {path("0/0", 2), own_path}
     view.delete(path("0/0", 2))
-    view.delete(other)
+    view.delete(own_path)
     assert not files.exists(path("0/0", 2))
 
 
@@ -103,11 +103,11 @@ def test_publication_times_leave_out_rewritten_files(tmp_path: Path, monkeypatch
 
     times = {}
     for version in (2, 3):
-        publish(merged, *((one, number) for number, one in enumerate(paths(version))))
+        publish(merged, *((logical, number) for number, logical in enumerate(paths(version))))
         times[version] = (tmp_path / "state" / "_merged" / f"{version}-{version}-0").stat().st_mtime
     assert MergedFiles(LocalFileSystem(), state).publication_times((2, 3, 4)) == pytest.approx(times)
-    for one in paths(2)[1:]:
-        merged.discard(one)
+    for logical in paths(2)[1:]:
+        merged.discard(logical)
     merged.sweep()
     assert MergedFiles(LocalFileSystem(), state).publication_times((2, 3, 4)) == pytest.approx({3: times[3]})
 

@@ -34,7 +34,7 @@ def names(directory: Path) -> set[str]:
     st.sets(st.integers(0, 10), max_size=3),
 )
 def test_registry_discards_what_no_kept_checkpoint_uses(
-    uses: list[tuple[str, int, int, bool]], lowest: int, held: set[int]
+    uses: list[tuple[str, int, int, bool]], lowest: int, held_checkpoints: set[int]
 ) -> None:
     discarded: list[str] = []
     registry = SharedStateRegistry(on_discarded=lambda h: discarded.append(h.stream_state_handle_id))
@@ -44,12 +44,14 @@ def test_registry_discards_what_no_kept_checkpoint_uses(
         created.setdefault(key, (version - age, keeps))
         users.setdefault(key, set()).add(version)
         registry.register_reference(handle(key), version, created_by=version - age, keeps_creator=keeps)
-    kept = {key for key in users if max(users[key]) >= lowest or users[key] & held}
-    used = {created[key][0] for key in kept if created[key][1]}
-    assert registry.checkpoints_in_use(lowest, held) == {creator for creator in used if creator < lowest}
-    assert registry.unregister_unused_state(lowest, held) == used
-    assert sorted(discarded) == sorted(users.keys() - kept)
-    assert {key for key in users if key in registry} == kept
+    keys_in_use = {key for key in users if max(users[key]) >= lowest or users[key] & held_checkpoints}
+    used = {created[key][0] for key in keys_in_use if created[key][1]}
+    assert registry.checkpoints_in_use(lowest, held_checkpoints) == {
+        creator for creator in used if creator < lowest
+    }
+    assert registry.unregister_unused_state(lowest, held_checkpoints) == used
+    assert sorted(discarded) == sorted(users.keys() - keys_in_use)
+    assert {key for key in users if key in registry} == keys_in_use
 
 
 @pytest.mark.parametrize("numbers", [range(1, 9), range(8, 0, -1)])
@@ -88,9 +90,9 @@ def test_registry_keeps_a_file_that_has_two_handles(tmp_path: Path) -> None:
 
 def test_registry_discards_an_orphan_after_its_last_possible_user(tmp_path: Path) -> None:
     registry = SharedStateRegistry()
-    orphan, known = state_file(tmp_path, "orphan"), state_file(tmp_path, "known")
-    registry.register_reference(known, 9)
-    for stream in (orphan, known):
+    orphan, registered = state_file(tmp_path, "orphan"), state_file(tmp_path, "known")
+    registry.register_reference(registered, 9)
+    for stream in (orphan, registered):
         registry.register_orphan(stream, 4)
     registry.unregister_unused_state(4)
     assert names(tmp_path) == {"orphan", "known"}
@@ -173,8 +175,8 @@ def test_registry_discards_each_stream_once_with_several_threads(tmp_path: Path)
             registry.unregister_unused_state(number - 10)
 
     with ThreadPoolExecutor(4) as pool:
-        for done in [pool.submit(checkpoints, worker) for worker in range(4)]:
-            done.result()
+        for future in [pool.submit(checkpoints, worker) for worker in range(4)]:
+            future.result()
     registry.unregister_unused_state(36)
     assert names(tmp_path) == {f"{worker}-{number}" for worker in range(4) for number in range(36, 41)}
     assert len({id(stream) for stream in discarded}) == len(discarded) == 4 * 35

@@ -42,17 +42,17 @@ def history(deltas: list[int], interval: int, *, tick: bool = True) -> list[tupl
     Returns the bytes of the streams on top of the base and the bytes that were written, after each delta.
     """
     on_top: list[int] = []
-    written = 0
+    bytes_written = 0
     after = []
     for delta in deltas:
         on_top = [*on_top, delta]
-        written += delta
+        bytes_written += delta
         first = run_from(on_top, 0, interval, tick=tick)
         if first is not None:
             run = sum(on_top[first:])
             on_top = [*on_top[:first], run]
-            written += run
-        after.append((on_top, written))
+            bytes_written += run
+        after.append((on_top, bytes_written))
     return after
 
 
@@ -65,12 +65,12 @@ def most_streams(deltas: list[int], interval: int) -> float:
 @settings(max_examples=150, deadline=None)
 @given(deltas=sizes, interval=st.integers(1, 20), tick=st.booleans())
 def test_runs_keep_the_streams_logarithmic(deltas: list[int], interval: int, tick: bool) -> None:
-    for number, (on_top, written) in enumerate(history(deltas, interval, tick=tick), 1):
-        seen = deltas[:number]
-        assert sum(on_top) == sum(seen)
-        assert len(on_top) <= most_streams(seen, interval if tick else 2 * interval)
+    for number, (on_top, bytes_written) in enumerate(history(deltas, interval, tick=tick), 1):
+        prefix = deltas[:number]
+        assert sum(on_top) == sum(prefix)
+        assert len(on_top) <= most_streams(prefix, interval if tick else 2 * interval)
         # A stream is merged into one that is larger than itself by what is newer.
-        assert written <= sum(seen) * (2 + math.log2(len(seen)))
+        assert bytes_written <= sum(prefix) * (2 + math.log2(len(prefix)))
 
 
 @pytest.mark.parametrize("tick", [True, False])
@@ -90,9 +90,9 @@ def test_run_sizes_rise_with_their_age(interval: int, tick: bool) -> None:
 def test_equal_deltas_are_merged_once_for_each_level(
     interval: int, deltas: int, streams: int, times: float
 ) -> None:
-    found = history([1000] * deltas, interval)
-    assert max(len(on_top) for on_top, _ in found) <= streams
-    assert found[-1][1] <= times * 1000 * deltas
+    steps = history([1000] * deltas, interval)
+    assert max(len(on_top) for on_top, _ in steps) <= streams
+    assert steps[-1][1] <= times * 1000 * deltas
 
 
 def test_streams_before_a_compaction_are_not_merged() -> None:

@@ -68,12 +68,12 @@ def test_storage_errors_name_operation_and_path(tmp_path: Path) -> None:
     files, directory, chk = Forbidding(), str(tmp_path), f"{tmp_path}/chk-1"
     in_files = FsCheckpointStorage(files, directory, 0)
     in_memory = MemoryBackendCheckpointStorage(files, directory, 1)
-    for attempt, what in [
+    for attempt, operation in [
         (in_files.initialize_base_locations_for_checkpoint, f"make the directory file://{directory}/shared"),
         (lambda: in_files.initialize_location_for_checkpoint(1), f"make the directory file://{chk}"),
         (lambda: in_memory.initialize_location_for_checkpoint(1), f"make the directory file://{chk}"),
     ]:
-        with pytest.raises(CheckpointIOError, match=f"could not {what}: not allowed"):
+        with pytest.raises(CheckpointIOError, match=f"could not {operation}: not allowed"):
             attempt()
 
 
@@ -85,9 +85,9 @@ def test_checkpoint_name_round_trip() -> None:
         CheckpointName(2**62, "x" * 64),
     ):
         assert CheckpointName.parse(name.directory) == name
-        assert CheckpointName.from_name_or_number(name) is name
-    assert CheckpointName.from_name_or_number(7) == CheckpointName(7)
-    others = (
+        assert CheckpointName.of(name) is name
+    assert CheckpointName.of(7) == CheckpointName(7)
+    other_names = (
         "chk-",
         "chk--1",
         "chk-+1",
@@ -98,7 +98,7 @@ def test_checkpoint_name_round_trip() -> None:
         "chk-\u0663",
         "savepoint-1",
     )
-    for directory in others:
+    for directory in other_names:
         assert CheckpointName.parse(directory) is None
     for wrong in ("../..", "", "x" * 65):
         with pytest.raises(ValueError, match="letters and digits"):
@@ -116,9 +116,9 @@ def test_reference_has_the_path_that_was_encoded_or_none(path: str, data: bytes)
     assert decode_path_from_reference(reference) == path
     assert CheckpointStorageLocationReference(reference.reference_bytes) == reference
     for encoded in (data, REFERENCE_MAGIC_NUMBER + data, None):
-        other = CheckpointStorageLocationReference(encoded)
+        candidate = CheckpointStorageLocationReference(encoded)
         with contextlib.suppress(ValueError):
-            assert encode_path_as_reference(decode_path_from_reference(other)) == other
+            assert encode_path_as_reference(decode_path_from_reference(candidate)) == candidate
 
 
 def test_pointer_to_another_authority_is_not_resolved_on_this_file_system(tmp_path: Path) -> None:

@@ -53,8 +53,8 @@ def checksum_of(pieces: list[bytes]) -> int:
 
 def write_plain(path: Path) -> None:
     """Write a file while another thread computes its checksum, as a stream has one."""
-    with ThreadPoolExecutor(1) as other:
-        checksum = other.submit(checksum_of, PIECES)
+    with ThreadPoolExecutor(1) as pool:
+        checksum = pool.submit(checksum_of, PIECES)
         with open(path, "wb") as file:
             file.writelines(PIECES)
         checksum.result()

@@ -196,8 +196,8 @@ def test_failed_abandon_keeps_the_original_error(
     with pytest.raises(CheckpointIOError, match="could not finish"):
         out.close_and_get_handle()
     assert "could not remove the abandoned state file process-memory:///d/" in caplog.text
-    with FsCheckpointStateOutputStream(files, "/d", 0, 0) as other:
-        other.write(b"1")
+    with FsCheckpointStateOutputStream(files, "/d", 0, 0) as next_stream:
+        next_stream.write(b"1")
     assert caplog.text.count("could not remove") == 2
 
 

@@ -45,10 +45,10 @@ def test_name_of_another_form_has_no_copy(tmp_path: Path, name: str) -> None:
 
 def test_older_copies_of_the_store_are_removed(tmp_path: Path) -> None:
     store = copies(tmp_path)
-    other = write(copies(tmp_path, "elsewhere"), "1-ab")
+    foreign_copy = write(copies(tmp_path, "elsewhere"), "1-ab")
     paths = [write(store, f"{version}-ab", oldest=0) for version in (3, 10, 12)]
     newest = write(store, "15-ab", oldest=10)
-    assert [path.exists() for path in (*paths, newest, other)] == [False, True, True, True, True]
+    assert [path.exists() for path in (*paths, newest, foreign_copy)] == [False, True, True, True, True]
 
 
 def test_use_of_a_copy_is_its_time_of_modification(tmp_path: Path) -> None:

@@ -129,15 +129,15 @@ class Bench:
             # Known by its checksum, and no obstacle to the next attempt.
             outcomes += (TORN,)
         self.possible[name] = outcomes + self.possible.get(name, ())
-        done = commit(
+        committed = commit(
             store or self.store, name, put, parent=parent and self.handles[parent], base=base, by=by
         )
         del self.possible[name]
         self.promised[name] = rows
-        self.handles[name] = done.handle
+        self.handles[name] = committed.handle
         self.names[version] = name
         self.attempts[name] = by
-        self.next_directory = done.next_directory
+        self.next_directory = committed.next_directory
 
     def prepare_next(self) -> None:
         """Prepare the directory of the version after the last commit, as a backend does after its answer."""
@@ -160,7 +160,7 @@ class Bench:
             if name.version < since:
                 self.possible[name] = (*outcomes, TORN)
 
-    def found(self, name: CheckpointName, store: StoreDirectory) -> Rows | str:
+    def outcome(self, name: CheckpointName, store: StoreDirectory) -> Rows | str:
         try:
             return rows_of(store, name)
         except CheckpointNotFoundError:
@@ -174,11 +174,13 @@ class Bench:
         for name, rows in self.promised.items():
             if name.version < since:
                 continue
-            found = self.found(name, fresh)
-            assert found == rows, f"{name}: {brief(found)} instead of {brief(rows)}"
+            outcome = self.outcome(name, fresh)
+            assert outcome == rows, f"{name}: {brief(outcome)} instead of {brief(rows)}"
         for name, outcomes in self.possible.items():
-            found = self.found(name, fresh)
-            assert found in outcomes, f"{name}: {brief(found)} is none of {[brief(one) for one in outcomes]}"
+            outcome = self.outcome(name, fresh)
+            assert outcome in outcomes, (
+                f"{name}: {brief(outcome)} is none of {[brief(candidate) for candidate in outcomes]}"
+            )
 
     def tidy(self) -> None:
         """Commit and clean up until all earlier versions are below the horizon.
@@ -189,8 +191,8 @@ class Bench:
         self.cleanup(LAST, LAST)
         self.check(since=LAST)
         last = self.names[LAST].directory
-        left = [path for path in self.files() if not path.startswith((f"{last}/", f"shared/{LAST}-"))]
-        assert left == []
+        remaining = [path for path in self.files() if not path.startswith((f"{last}/", f"shared/{LAST}-"))]
+        assert remaining == []
 
     def files(self) -> list[str]:
         path = self.fs.url(self.directory).removeprefix("faulty://")
@@ -204,13 +206,13 @@ class Bench:
             self.fs.wrapped.rm(root, recursive=True)
 
 
-def some(found: Iterable[Fault], stride: int) -> Iterator[tuple[int, Fault]]:
+def some(faults: Iterable[Fault], stride: int) -> Iterator[tuple[int, Fault]]:
     """Yield numbered faults: all in soak, else one of `stride`, which covers all kinds and calls."""
-    return ((n, fault) for n, fault in enumerate(found) if EFFORT > 1 or n % stride == 0)
+    return ((n, fault) for n, fault in enumerate(faults) if EFFORT > 1 or n % stride == 0)
 
 
-def brief(found: Rows | str) -> str:
-    return found if isinstance(found, str) else str({k.decode(): v[:8] for k, v in found.items()})
+def brief(outcome: Rows | str) -> str:
+    return outcome if isinstance(outcome, str) else str({k.decode(): v[:8] for k, v in outcome.items()})
 
 
 @dataclass(frozen=True)
@@ -318,9 +320,9 @@ def three_versions_and_a_prepared_directory(bench: Bench) -> None:
 
 def a_version_that_others_build_on(bench: Bench) -> None:
     three_versions(bench)
-    other = bench.instance()
-    bench.commit(4, {b"old": b"4"}, on=3, store=other)
-    bench.commit(5, {b"e": b"5"}, on=4, store=other)
+    other_instance = bench.instance()
+    bench.commit(4, {b"old": b"4"}, on=3, store=other_instance)
+    bench.commit(5, {b"e": b"5"}, on=4, store=other_instance)
 
 
 def two_chains(bench: Bench, orphan: bool = True) -> None:

@@ -42,7 +42,7 @@ class World:
     attempts: dict[CheckpointName, str] = field(default_factory=dict)
     handles: dict[str, IncrementalStateHandle] = field(default_factory=dict)
     # Rows of each version when it was committed.
-    found: dict[int, Rows] = field(default_factory=dict)
+    rows_at_commit: dict[int, Rows] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.fs.restart()
@@ -71,10 +71,10 @@ class World:
         pending = begin_checkpoint(store, name, by, named())
         pending.write(0, message(rows if parent is None else put))
         oldest = 0 if retained is None else version - 1 - retained
-        done = pending.publish(parent, None, base, oldest)
-        self.handles[by] = done.handle
+        committed = pending.publish(parent, None, base, oldest)
+        self.handles[by] = committed.handle
         self.rows[name], self.attempts[name] = rows, by
-        return done
+        return committed
 
     def log_commit(self, name: CheckpointName) -> None:
         """Commit a batch on the driver: write its entry in the commit log."""
@@ -84,7 +84,7 @@ class World:
         path = self.fs.url(f"{self.directory}/commits/{name.version - 1}").removeprefix("faulty://")
         self.fs.pipe_file(path, b"v1\n" + json.dumps(entry).encode())
         self.names[name.version] = name
-        self.found[name.version] = rows_of(self.instance(), name)
+        self.rows_at_commit[name.version] = rows_of(self.instance(), name)
 
     def batch(self, store: StoreDirectory, version: int, put: Rows, *, whole: bool = False) -> None:
         """Run a batch of the query."""
@@ -94,7 +94,7 @@ class World:
 
     def check(self, since: int = 1) -> None:
         """Check that committed versions have not changed."""
-        for version, rows in self.found.items():
+        for version, rows in self.rows_at_commit.items():
             if version >= since:
                 assert rows_of(self.instance(), self.names[version]) == rows, version
 
@@ -136,7 +136,7 @@ class Pair(Generic[W]):
         reached, may_end, met = threading.Event(), threading.Event(), threading.Event()
         broken: list[BaseException] = []
 
-        def other() -> None:
+        def run_second() -> None:
             try:
                 self._try("second", self.second)
             except BaseException as error:  # noqa: BLE001 - raised below
@@ -144,7 +144,7 @@ class Pair(Generic[W]):
             finally:
                 reached.set()
 
-        thread = threading.Thread(target=other)
+        thread = threading.Thread(target=run_second)
 
         def wait() -> None:
             # If the second one makes fewer calls, it is the first one that comes here.
@@ -172,11 +172,11 @@ class Pair(Generic[W]):
             raise broken[0]
         return met.is_set()
 
-    def _try(self, which: str, operation: Callable[[], object]) -> None:
+    def _try(self, name: str, operation: Callable[[], object]) -> None:
         try:
             operation()
         except StateStoreError as error:
-            self.failed[which] = error
+            self.failed[name] = error
 
 
 P = TypeVar("P", bound=Pair)

@@ -73,11 +73,11 @@ def test_rebase_chain_refuses_a_run_of_other_changes(
 
 def applied(handle: IncrementalStateHandle) -> set[int]:
     """Return the versions whose changes a chain has, each once."""
-    found: list[int] = []
+    versions: list[int] = []
     for entry in handle:
-        found += range(1 if entry.full else entry.parent_version + 1, entry.version + 1)
-    assert len(set(found)) == len(found)
-    return set(found)
+        versions += range(1 if entry.full else entry.parent_version + 1, entry.version + 1)
+    assert len(set(versions)) == len(versions)
+    return set(versions)
 
 
 @given(data=st.data())

@@ -95,9 +95,9 @@ def test_changelog_round_trip(batches: list[tuple[str, list[Change]]], codec: st
 def test_pack_drops_offsets_of_equal_lengths(rows: list[Change], buffers: int) -> None:
     message = packed(rows)
     assert message_layout(message).buffers == buffers
-    found = read_change_batch(message, full=True)
-    assert found.schema == CHANGE_SCHEMA
-    assert [tuple(row.values()) for row in found.to_pylist()] == rows
+    batch = read_change_batch(message, full=True)
+    assert batch.schema == CHANGE_SCHEMA
+    assert [tuple(row.values()) for row in batch.to_pylist()] == rows
 
 
 @pytest.mark.parametrize("codec", [None, "zstd"])

@@ -37,13 +37,13 @@ def applied(batches: list[list[Change]]) -> dict[bytes, list[bytes | None]]:
 @given(st.lists(st.lists(changes, max_size=8), max_size=5))
 @settings(max_examples=200 * EFFORT)
 def test_apply_changelog_gives_the_rows_of_a_dict(batches: list[list[Change]]) -> None:
-    found = apply_changelog(map(change_batch, batches))
-    assert found.schema == ROW_SCHEMA
-    found.validate(full=True)
-    left: dict[bytes, list[bytes]] = {}
-    for row in found.to_pylist():
-        left.setdefault(row["key"], []).append(row["value"])
-    assert left == applied(batches)
+    rows = apply_changelog(map(change_batch, batches))
+    assert rows.schema == ROW_SCHEMA
+    rows.validate(full=True)
+    values_by_key: dict[bytes, list[bytes]] = {}
+    for row in rows.to_pylist():
+        values_by_key.setdefault(row["key"], []).append(row["value"])
+    assert values_by_key == applied(batches)
 
 
 @given(st.lists(st.lists(changes.filter(lambda change: change[0] != MERGE), max_size=8), max_size=5))
@@ -54,8 +54,8 @@ def test_apply_changelog_orders_keys_by_their_last_put(batches: list[list[Change
 
 def test_apply_changelog_takes_sliced_batches() -> None:
     whole = change_batch([(PUT, b"a", b"1"), (PUT, b"b", b"2"), (MERGE, b"b", b"3"), (PUT, b"a", b"4")])
-    found = apply_changelog([whole.slice(1, 2), whole.slice(3)])
-    assert found.to_pylist() == [
+    rows = apply_changelog([whole.slice(1, 2), whole.slice(3)])
+    assert rows.to_pylist() == [
         {"key": b"b", "value": b"2"},
         {"key": b"b", "value": b"3"},
         {"key": b"a", "value": b"4"},

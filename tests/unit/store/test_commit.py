@@ -32,12 +32,12 @@ def test_commit_returns_bytes_and_objects_written(tmp_path: Path) -> None:
     parent = None
     for version, put in ((1, {b"a": b"1"}), (2, LARGE), (3, {})):
         before = files_below(tmp_path)
-        done = commit(store, v1(version), put, parent=parent)
-        written = [data for name, data in files_below(tmp_path).items() if name not in before]
-        assert done.objects_written == len(written) == (2 if put == LARGE else 1)
-        assert done.bytes_written == sum(map(len, written))
-        parent = done.handle
-        assert len(decode_handle(done.encoded_handle, store.context).entries) == len(parent.entries)
+        committed = commit(store, v1(version), put, parent=parent)
+        new_files = [data for name, data in files_below(tmp_path).items() if name not in before]
+        assert committed.objects_written == len(new_files) == (2 if put == LARGE else 1)
+        assert committed.bytes_written == sum(map(len, new_files))
+        parent = committed.handle
+        assert len(decode_handle(committed.encoded_handle, store.context).entries) == len(parent.entries)
 
 
 def test_commit_that_replaces_metadata_counts_the_copies(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_commit_metadata_has_parent_time_and_package_version(tmp_path: Path) -> 
     first = commit(store, v1(1), {b"a": b"1"}, by=mine).handle
     pending = begin_checkpoint(store, v1(2), attempt_id(), named())
     pending.write(0, message(LARGE))
-    done = pending.publish(first, mine, None)
+    committed = pending.publish(first, mine, None)
     metadata = store.load(v1(2))
     assert metadata.parent_attempt_id == mine
     assert metadata.written_by == __version__
@@ -63,7 +63,7 @@ def test_commit_metadata_has_parent_time_and_package_version(tmp_path: Path) -> 
     assert abs(metadata.created_ms - time.time() * 1000) < 60_000
     # The state is in a file, and the metadata is nothing but metadata.
     assert (tmp_path / "chk-2" / "_metadata").read_bytes() == bytes(
-        encode_metadata(metadata, InlineState(), done.encoded_handle)
+        encode_metadata(metadata, InlineState(), committed.encoded_handle)
     )
 
 
@@ -72,9 +72,9 @@ def test_write_encoded_of_many_batches_writes_one_object(tmp_path: Path) -> None
     rows = {bytes([i]): bytes([i]) * 100_000 for i in range(100)}
     encoded = [message({key: value}) for key, value in rows.items()]
     pending.write_encoded(("default", batch, zlib.crc32(batch)) for batch in encoded)
-    done = pending.publish(None, None, None)
+    committed = pending.publish(None, None, None)
     ((name, data),) = files_below(tmp_path).items()
-    assert (name, done.objects_written, done.bytes_written) == ("chk-1/_metadata", 1, len(data))
+    assert (name, committed.objects_written, committed.bytes_written) == ("chk-1/_metadata", 1, len(data))
     assert rows_of(open_store(tmp_path), v1(1)) == rows
 
 
@@ -136,8 +136,8 @@ def test_snapshot_without_rows_writes_no_file(tmp_path: Path) -> None:
     second = commit(store, v1(2), {}, [b"a"], parent=first).handle
     base = begin_snapshot(store, 2, named()).finish()
     assert not any((tmp_path / "shared").iterdir())
-    done = commit(store, v1(3), {b"b": b"3"}, parent=second, base=base).handle
-    assert done.base_version == 2
+    chain = commit(store, v1(3), {b"b": b"3"}, parent=second, base=base).handle
+    assert chain.base_version == 2
     assert rows_of(open_store(tmp_path), v1(3)) == {b"b": b"3"}
 
 
@@ -155,13 +155,13 @@ def test_memory_storage_with_a_directory_keeps_the_last_attempt(tmp_path: Path) 
 
 
 def test_commit_rewrites_a_truncated_copy_of_metadata(tmp_path: Path) -> None:
-    store, mine, other = open_store(tmp_path), attempt_id(), attempt_id()
-    commit(store, v1(1), {b"a": b"first"}, by=other)
+    store, mine, other_id = open_store(tmp_path), attempt_id(), attempt_id()
+    commit(store, v1(1), {b"a": b"first"}, by=other_id)
     whole = (tmp_path / "chk-1" / "_metadata").read_bytes()
-    for by in (mine, other):
+    for by in (mine, other_id):
         (tmp_path / "chk-1" / f"_metadata.{by}").write_bytes(b"a part")
     commit(store, v1(1), {b"a": b"second"}, by=mine)
-    assert (tmp_path / "chk-1" / f"_metadata.{other}").read_bytes() == whole
+    assert (tmp_path / "chk-1" / f"_metadata.{other_id}").read_bytes() == whole
     metadata = (tmp_path / "chk-1" / "_metadata").read_bytes()
     assert (tmp_path / "chk-1" / f"_metadata.{mine}").read_bytes() == metadata
 

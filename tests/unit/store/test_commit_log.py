@@ -37,8 +37,8 @@ class Query:
         """Write the commit log entry of the batch that made a version, as Spark does."""
         entry = {"nextBatchWatermarkMs": 0}
         if name.id is not None:
-            others = [[attempt_id()] for _ in range(STORE.partition)]
-            entry["stateUniqueIds"] = {str(STORE.operator): [*others, [name.id]]}
+            other_ids = [[attempt_id()] for _ in range(STORE.partition)]
+            entry["stateUniqueIds"] = {str(STORE.operator): [*other_ids, [name.id]]}
         batch = self.commits / str(name.version - 1)
         batch.write_text(f"v1\n{json.dumps(entry)}")
         # Hadoop's checksum, and what a writer of the next entry has left.
@@ -204,9 +204,9 @@ def test_commit_ignores_a_snapshot_older_than_others_retain(
     handle = commit(store, TWO, {b"b": b"2"}, parent=handle).handle
     base = snapshot(store, 2, {b"a": b"1", b"b": b"2"})
     handle = commit(store, THREE, {b"c": b"3"}, parent=handle).handle
-    for oldest, taken in ((3, False), (2, True)):
+    for oldest, is_used in ((3, False), (2, True)):
         pending = begin_checkpoint(store, FOUR, attempt_id(), named())
         with caplog.at_level(logging.WARNING):
-            done = pending.publish(handle, None, base, oldest)
-        assert (base.entries[0] in done.handle.entries) == taken
+            committed = pending.publish(handle, None, base, oldest)
+        assert (base.entries[0] in committed.handle.entries) == is_used
     assert [r.getMessage().count("minBatchesToRetain") for r in caplog.records] == [1]

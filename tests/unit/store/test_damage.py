@@ -56,29 +56,29 @@ class Stored:
     def __post_init__(self) -> None:
         self.names: dict[int, CheckpointName] = {}
         self.rows: dict[int, Rows] = {}
-        done: dict[int, Committed] = {}
-        self.handles = done
+        commits: dict[int, Committed] = {}
+        self.handles = commits
 
         def add(version: int, put: Rows, base: IncrementalStateHandle | None = None) -> None:
             by = attempt_id()
             name = CheckpointName(version, by if self.ids else None)
-            parent = done[version - 1].handle if version > 1 else None
-            done[version] = commit(self.open(), name, put, parent=parent, base=base, by=by)
+            parent = commits[version - 1].handle if version > 1 else None
+            commits[version] = commit(self.open(), name, put, parent=parent, base=base, by=by)
             self.names[version] = name
             self.rows[version] = self.rows.get(version - 1, {}) | put
 
-        which = b"%d" % self.partition
-        add(1, {b"a": which, b"large": which * 200})
+        value = b"%d" % self.partition
+        add(1, {b"a": value, b"large": value * 200})
         add(2, {b"b": b"2"})
         add(3, {b"c": b"an older attempt"})
         self.older = self.metadata(3).read_bytes()
-        add(3, {b"c": b"3", b"more": which * 150})
+        add(3, {b"c": b"3", b"more": value * 150})
         # Builds on inline changes of a version that is committed again afterwards.
         add(4, {b"d": b"4"})
         add(5, {b"e": b"5"}, base=snapshot(self.open(), 2, self.rows[2]))
         since = dict(self.rows[5].items() - self.rows[2].items())
         add(6, {b"f": b"6"}, base=snapshot(self.open(), 5, since, since=2))
-        assert [entry.since for entry in done[6].handle] == [None, 2, None]
+        assert [entry.since for entry in commits[6].handle] == [None, 2, None]
 
     def open(self) -> StoreDirectory:
         return open_store(self.directory, self.options, store=StoreId(0, self.partition))
@@ -104,7 +104,7 @@ class Stored:
             store, name = self.open(), self.names[version]
             for read in readers:
                 try:
-                    found = read(store, name)
+                    rows = read(store, name)
                 except DETECTED as error:
                     refused += 1
                     text = str(error)
@@ -113,7 +113,7 @@ class Stored:
                     assert str(self.directory) in text, text
                     assert REMEDY.search(text), text
                     continue
-                assert found is None or found == self.rows[version], found
+                assert rows is None or rows == self.rows[version], rows
         return refused
 
     def check_damages(self, damages: Iterable[Damage], *, all_matter: bool, thorough: bool = False) -> None:
@@ -133,8 +133,8 @@ class Stored:
         start = f"/{path.parent.name}/{path.name.partition('.')[0]}"
         using = [
             version
-            for version, done in self.handles.items()
-            if any(start in entry.state.stream_state_handle_id for entry in done.handle)
+            for version, committed in self.handles.items()
+            if any(start in entry.state.stream_state_handle_id for entry in committed.handle)
         ]
         return sorted(own) + [version for version in using if version not in own]
 
@@ -143,10 +143,10 @@ class Stored:
 def stored(tmp_path: Path, request: pytest.FixtureRequest) -> Stored:
     codec = "zstd" if "compressed" in request.param else None
     options = StorageOptions(file_state_threshold=400, compression=codec)
-    made = Stored(tmp_path / "state" / "0" / "3", options, "v2" in request.param)
-    assert made.check(made.names) == 0
-    assert [path for path in made.files() if path.parent.name == "shared"]
-    return made
+    sample = Stored(tmp_path / "state" / "0" / "3", options, "v2" in request.param)
+    assert sample.check(sample.names) == 0
+    assert [path for path in sample.files() if path.parent.name == "shared"]
+    return sample
 
 
 # Metadata is read in one or in two pieces.
@@ -188,30 +188,30 @@ def test_read_detects_truncation_of_every_file(
 
 
 def test_read_detects_missing_and_exchanged_files(stored: Stored) -> None:
-    other = Stored(stored.directory.parent / "4", stored.options, stored.ids, partition=4)
-    files = stored.files() + other.files()
-    kept = set(stored.files()) - set(stored.needed())
+    other_store = Stored(stored.directory.parent / "4", stored.options, stored.ids, partition=4)
+    files = stored.files() + other_store.files()
+    superseded = set(stored.files()) - set(stored.needed())
     for path in stored.needed():
-        from_elsewhere = [file for file in files if not _is_attempt(path, file, kept)]
+        from_elsewhere = [file for file in files if not _is_attempt(path, file, superseded)]
         stored.check_damages(replacements(path, from_elsewhere), all_matter=True)
-    for path in kept:
+    for path in superseded:
         stored.check_damages(replacements(path, files), all_matter=False)
     stored.check(stored.names)
 
 
-def _is_attempt(path: Path, other: Path, kept: set[Path]) -> bool:
+def _is_attempt(path: Path, other_path: Path, superseded: set[Path]) -> bool:
     """Return True if another file is another attempt at the same version, which is equally valid."""
-    return other in kept and path.parent == other.parent
+    return other_path in superseded and path.parent == other_path.parent
 
 
 def test_load_refuses_exchanged_stores(stored: Stored) -> None:
-    other = Stored(stored.directory.parent / "4", stored.options, stored.ids, partition=4)
+    other_store = Stored(stored.directory.parent / "4", stored.options, stored.ids, partition=4)
     aside = stored.directory.with_name("aside")
     stored.directory.rename(aside)
-    other.directory.rename(stored.directory)
-    aside.rename(other.directory)
-    for one in (stored, other):
-        assert one.check(one.names) == 2 * len(one.names)
+    other_store.directory.rename(stored.directory)
+    aside.rename(other_store.directory)
+    for store in (stored, other_store):
+        assert store.check(store.names) == 2 * len(store.names)
 
 
 @pytest.mark.parametrize("link", [False, True])
@@ -231,7 +231,7 @@ def test_read_error_names_a_path_that_is_no_file(stored: Stored, link: bool) -> 
                 refused += 1
                 text.append(str(error))
         assert refused
-        assert all(str(stored.directory) in one and REMEDY.search(one) for one in text), text
+        assert all(str(stored.directory) in message and REMEDY.search(message) for message in text), text
         path.unlink() if link else path.rmdir()
         aside.rename(path)
 

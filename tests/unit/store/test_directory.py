@@ -47,51 +47,51 @@ def shared(directory: Path) -> list[str]:
 
 
 def test_cleanup_keeps_streams_of_a_version_another_instance_replaced(tmp_path: Path) -> None:
-    one, mine = open_store(tmp_path), attempt_id()
-    third = grow(one, 3, by=mine)
-    discard_versions(one, v1(3), mine, 1, 0)
-    base = snapshot(one, 3, {b"k1": b"v", b"k2": b"v", b"k3": b"v"} | LARGE)
-    fourth = commit(one, v1(4), {b"k4": b"one"}, parent=third, base=base).handle
+    first, mine = open_store(tmp_path), attempt_id()
+    third = grow(first, 3, by=mine)
+    discard_versions(first, v1(3), mine, 1, 0)
+    base = snapshot(first, 3, {b"k1": b"v", b"k2": b"v", b"k3": b"v"} | LARGE)
+    fourth = commit(first, v1(4), {b"k4": b"one"}, parent=third, base=base).handle
     # The batch runs again elsewhere, without that snapshot, and the next one here again.
-    other = open_store(tmp_path)
-    commit(other, v1(4), {b"k4": b"other"}, parent=other.load(v1(3)).handle)
-    fifth = commit(one, v1(5), {b"k5": b"v"}, parent=fourth, by=mine).handle
-    commit(one, v1(6), {b"k6": b"v"}, parent=fifth)
+    second = open_store(tmp_path)
+    commit(second, v1(4), {b"k4": b"other"}, parent=second.load(v1(3)).handle)
+    fifth = commit(first, v1(5), {b"k5": b"v"}, parent=fourth, by=mine).handle
+    commit(first, v1(6), {b"k6": b"v"}, parent=fifth)
     before = rows_of(open_store(tmp_path), v1(4))
-    discard_versions(one, v1(5), mine, 4, 0)
+    discard_versions(first, v1(5), mine, 4, 0)
     assert rows_of(open_store(tmp_path), v1(4)) == before
 
 
 def test_cleanup_keeps_streams_of_a_replaced_attempt_with_children(tmp_path: Path) -> None:
-    one = open_store(tmp_path)
-    mine = grow(one, 2)
+    store = open_store(tmp_path)
+    mine = grow(store, 2)
     commit(open_store(tmp_path), v1(2), {b"all": b"v"})
     fresh = open_store(tmp_path)
     discard_versions(fresh, v1(2), fresh.load(v1(2)).attempt_id, 2, 0)
-    commit(one, v1(3), {b"k3": b"v"}, parent=mine)
+    commit(store, v1(3), {b"k3": b"v"}, parent=mine)
     assert rows_of(open_store(tmp_path), v1(3)) == {b"k1": b"v", b"k2": b"v", b"k3": b"v"} | LARGE
 
 
 def test_cleanup_discards_streams_of_an_expired_replaced_attempt(tmp_path: Path) -> None:
-    one, mine = open_store(tmp_path), attempt_id()
-    handle = grow(one, 3, by=mine)
-    discard_versions(one, v1(3), mine, 1, 0)
+    store, mine = open_store(tmp_path), attempt_id()
+    handle = grow(store, 3, by=mine)
+    discard_versions(store, v1(3), mine, 1, 0)
     commit(open_store(tmp_path), v1(4), LARGE)
     for version in (4, 5, 6):
-        handle = commit(one, v1(version), {b"k%d" % version: b"v"}, parent=handle, by=mine).handle
+        handle = commit(store, v1(version), {b"k%d" % version: b"v"}, parent=handle, by=mine).handle
     assert len(list(tmp_path.glob("shared/4-*"))) == 1
-    discard_versions(one, v1(6), mine, 6, 0)
+    discard_versions(store, v1(6), mine, 6, 0)
     assert list(tmp_path.glob("shared/4-*")) == []
     assert len(rows_of(open_store(tmp_path), v1(6))) == 7
 
 
 def test_cleanup_of_a_replaced_instance_discards_nothing(tmp_path: Path) -> None:
-    one, other, mine = open_store(tmp_path), open_store(tmp_path), attempt_id()
-    handle = grow(one, 4)
-    commit(one, v1(5), {b"k5": b"one"}, parent=handle, by=mine)
-    commit(other, v1(5), {b"k5": b"other"}, parent=other.load(v1(4)).handle)
+    first, second, mine = open_store(tmp_path), open_store(tmp_path), attempt_id()
+    handle = grow(first, 4)
+    commit(first, v1(5), {b"k5": b"one"}, parent=handle, by=mine)
+    commit(second, v1(5), {b"k5": b"other"}, parent=second.load(v1(4)).handle)
     before = files_below(tmp_path)
-    assert discard_versions(one, v1(5), mine, 5, 0) == 0
+    assert discard_versions(first, v1(5), mine, 5, 0) == 0
     assert files_below(tmp_path) == before
 
 
@@ -100,8 +100,8 @@ def test_commit_ignores_a_missing_snapshot(tmp_path: Path) -> None:
     handle = grow(store, 2)
     base = snapshot(store, 2, {b"k1": b"v", b"k2": b"v"} | LARGE)
     base.entries[0].state.discard_state()
-    done = commit(store, v1(3), {b"k3": b"v"}, parent=handle, base=base).handle
-    assert done.base_version == 1
+    chain = commit(store, v1(3), {b"k3": b"v"}, parent=handle, base=base).handle
+    assert chain.base_version == 1
     assert rows_of(open_store(tmp_path), v1(3)) == {b"k1": b"v", b"k2": b"v", b"k3": b"v"} | LARGE
 
 
@@ -110,12 +110,12 @@ def test_full_commit_ignores_an_older_snapshot(tmp_path: Path) -> None:
     grow(store, 2)
     base = snapshot(store, 2, {b"k1": b"v", b"k2": b"v"} | LARGE)
     whole = commit(store, v1(3), {b"all": b"v"}).handle
-    done = commit(store, v1(4), {b"k4": b"v"}, parent=whole, base=base).handle
-    assert done.base_version == 3
+    chain = commit(store, v1(4), {b"k4": b"v"}, parent=whole, base=base).handle
+    assert chain.base_version == 3
     assert rows_of(open_store(tmp_path), v1(4)) == {b"all": b"v", b"k4": b"v"}
     # As is one of the very version that the chain starts with.
     same = snapshot(store, 3, {b"all": b"v"})
-    again = commit(store, v1(5), {b"k5": b"v"}, parent=done, base=same).handle
+    again = commit(store, v1(5), {b"k5": b"v"}, parent=chain, base=same).handle
     assert again.entries[0] == whole.entries[0]
 
 
@@ -284,12 +284,12 @@ def test_load_error_of_a_missing_version_lists_the_existing_ones(tmp_path: Path)
 
 
 def test_load_error_without_an_id_names_the_ids_of_the_version(tmp_path: Path) -> None:
-    one, other = attempt_id(), attempt_id()
-    for mine in (one, other):
+    first_id, second_id = attempt_id(), attempt_id()
+    for mine in (first_id, second_id):
         commit(open_store(tmp_path), CheckpointName(1, mine), {b"a": b"1"})
     with pytest.raises(CheckpointNotFoundError, match=r"1 .*requested without a checkpoint id") as raised:
         open_store(tmp_path).load(v1(1))
-    assert ", ".join(sorted((one, other))) in str(raised.value)
+    assert ", ".join(sorted((first_id, second_id))) in str(raised.value)
     assert "checkpointFormatVersion back to 2" in str(raised.value)
     with pytest.raises(CheckpointNotFoundError, match=r"has the versions 1 to 1"):
         open_store(tmp_path).load(v1(2))
@@ -328,19 +328,19 @@ def test_memory_storage_loads_from_the_drivers_objects() -> None:
     store = open_store("/state", options)
     first = commit(store, v1(1), {b"a": b"1"})
     second = commit(store, v1(2), {b"b": b"2"}, parent=first.handle)
-    kept = MemoryFileSystem()
-    kept.create("/state/chk-1/_metadata", first.metadata)
-    kept.create("/state/chk-2/_metadata", second.metadata)
-    assert rows_of(open_store("/state", options, kept), v1(2)) == {b"a": b"1", b"b": b"2"}
+    driver_files = MemoryFileSystem()
+    driver_files.create("/state/chk-1/_metadata", first.metadata)
+    driver_files.create("/state/chk-2/_metadata", second.metadata)
+    assert rows_of(open_store("/state", options, driver_files), v1(2)) == {b"a": b"1", b"b": b"2"}
     # The store itself keeps nothing.
     with pytest.raises(
         StateLostError,
         match=r"partition 3.* version 1 of /state .*on the driver of an application that has ended",
     ):
         store.load(v1(1))
-    kept.create("/state/chk-3/_metadata", b"damaged")
+    driver_files.create("/state/chk-3/_metadata", b"damaged")
     with pytest.raises(CorruptCheckpointError, match=r"partition 3.* version 3 of /state"):
-        open_store("/state", options, kept).load(v1(3))
+        open_store("/state", options, driver_files).load(v1(3))
 
 
 def test_memory_storage_error_of_an_expired_version_lists_the_range() -> None:

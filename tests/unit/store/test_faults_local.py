@@ -80,9 +80,9 @@ def test_power_loss_without_fsync_loses_versions_and_changes_none(
     bench.cleanup(3, 6)
     bench.fs.crash()
     bench.fs.restart()
-    outcomes = {bench.found(name, bench.instance()) != rows for name, rows in bench.promised.items()}
+    outcomes = {bench.outcome(name, bench.instance()) != rows for name, rows in bench.promised.items()}
     for name, rows in bench.promised.items():
-        assert bench.found(name, bench.instance()) in (rows, ABSENT, TORN), name
+        assert bench.outcome(name, bench.instance()) in (rows, ABSENT, TORN), name
     assert outcomes == {True} or loss not in ("nothing", "names", "halves")
     bench.remove()
 

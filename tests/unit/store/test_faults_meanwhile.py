@@ -89,14 +89,14 @@ def test_operation_between_two_calls_of_another_damages_neither(model: Model, pa
         two_chains(bench)
         before = dict(bench.promised)
         newest = bench.names[4]
-        done: list[object] = []
-        bench.fs.inject(Fault("run", at, function=lambda b=bench, d=done: d.append(second(b))))  # type: ignore[misc]
+        second_results: list[object] = []
+        bench.fs.inject(Fault("run", at, function=lambda b=bench, d=second_results: d.append(second(b))))  # type: ignore[misc]
         try:
-            read = first(bench)
+            first_result = first(bench)
             # The operation in between makes calls as well.
-            calls = max(calls, at if not done else at + 1)
+            calls = max(calls, at if not second_results else at + 1)
             bench.fs.inject()
-            for rows in (read, *done):
+            for rows in (first_result, *second_results):
                 if rows is not None:
                     assert rows in (before[newest], bench.promised.get(newest))
             bench.check()

@@ -28,11 +28,11 @@ class Race(Pair[Bench]):
             bench.commit(3, {b"e": b"3"}, on=2, store=bench.instance())
         self.rows = [{b"writer": b"%d" % number} | rows for number in range(2)]
         self.stores = [bench.instance() for _ in range(2)]
-        self.done: dict[int, Committed] = {}
+        self.commits: dict[int, Committed] = {}
 
     def commit(self, number: int) -> None:
         parent = self.world.handles[ONE]
-        self.done[number] = commit(self.stores[number], TWO, self.rows[number], parent=parent)
+        self.commits[number] = commit(self.stores[number], TWO, self.rows[number], parent=parent)
 
     def check(self) -> None:
         assert not self.failed
@@ -43,9 +43,9 @@ class Race(Pair[Bench]):
         if THREE in bench.promised:
             assert rows_of(fresh, THREE) == bench.promised[THREE]
         # Each continues from its own version, whichever of them is found.
-        for number, done in self.done.items():
+        for number, committed in self.commits.items():
             four = CheckpointName(4 + number)
-            commit(self.stores[number], four, {b"f": b"4"}, parent=done.handle)
+            commit(self.stores[number], four, {b"f": b"4"}, parent=committed.handle)
             assert rows_of(bench.instance(), four) == base | self.rows[number] | {b"f": b"4"}
         # And what is left over goes in the end.
         bench.store = bench.instance()

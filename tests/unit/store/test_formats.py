@@ -86,13 +86,13 @@ def test_sample_has_every_kind_of_stream_and_name() -> None:
 
 
 def test_sample_has_every_layout_of_change_batches() -> None:
-    seen = set()
+    layouts = set()
     for store, name, _ in VERSIONS:
         for entry in open_sample(store).load(CheckpointName.parse(name)).handle:
             for _, data in read_messages(entry.state, "here"):
                 batch = read_change_batch(pa.py_buffer(data), full=True)
-                seen.add((message_layout(pa.py_buffer(data)).buffers, DELETE in batch["op"].to_pylist()))
-    assert seen == {(8, False), (8, True), (6, False), (6, True)}
+                layouts.add((message_layout(pa.py_buffer(data)).buffers, DELETE in batch["op"].to_pylist()))
+    assert layouts == {(8, False), (8, True), (6, False), (6, True)}
 
 
 def test_sample_metadata_describes_the_column_families() -> None:
@@ -122,7 +122,7 @@ def test_sample_operators_have_their_state() -> None:
 
 
 def test_sample_savepoints_have_their_properties() -> None:
-    found = list_savepoints(str(SAMPLE / "savepoints"))
-    described = [json.loads(json.dumps(describe_savepoint(savepoint))) for savepoint in found]
+    savepoints = list_savepoints(str(SAMPLE / "savepoints"))
+    described = [json.loads(json.dumps(describe_savepoint(savepoint))) for savepoint in savepoints]
     assert described == EXPECTED["savepoints"]
-    assert {savepoint.kind for savepoint in found} == {"canonical", "pointer"}
+    assert {savepoint.kind for savepoint in savepoints} == {"canonical", "pointer"}

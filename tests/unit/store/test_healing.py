@@ -36,7 +36,7 @@ def load(directory: Path, name: CheckpointName) -> Rows:
     store = open_store(directory)
     metadata = store.load(name)
     rows: Rows = {}
-    for _, batch in read_healed(store, name, metadata, lambda of: list(read_version(store, name, of))):
+    for _, batch in read_healed(store, name, metadata, lambda part: list(read_version(store, name, part))):
         for op, key, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             if op == DELETE:
                 del rows[key]
@@ -85,8 +85,8 @@ class Stored:
         full: bool = False,
     ) -> None:
         by = attempt_id()
-        kept = {key: value for key, value in self.rows[version - 1].items() if key not in (removed or [])}
-        self.rows[version] = kept | put
+        rows = {key: value for key, value in self.rows[version - 1].items() if key not in (removed or [])}
+        self.rows[version] = rows | put
         if full:
             put, removed = self.rows[version], []
         self.names[version] = CheckpointName(version, by if self.ids else None)
@@ -94,21 +94,21 @@ class Stored:
         if put or removed:
             pending.write(0, message(put, removed or []))
         parent = None if full else self.handles.get(version - 1)
-        done = pending.publish(parent, self.attempts.get(version - 1), base)
-        self.handles[version], self.attempts[version] = done.handle, by
+        committed = pending.publish(parent, self.attempts.get(version - 1), base)
+        self.handles[version], self.attempts[version] = committed.handle, by
 
     def streams(self) -> dict[str, ChainEntry]:
         """Return the streams by the names that the class uses."""
-        found = {}
+        by_name = {}
         for version, handle in self.handles.items():
             for entry in handle:
                 if entry.since is not None:
-                    found["R"] = entry
+                    by_name["R"] = entry
                 elif entry.full and entry.version != version and entry.version > 1:
-                    found[f"B{entry.version}"] = entry
+                    by_name[f"B{entry.version}"] = entry
                 else:
-                    found.setdefault(f"{entry.version}", entry)
-        return found
+                    by_name.setdefault(f"{entry.version}", entry)
+        return by_name
 
     def place(self, entry: ChainEntry) -> tuple[Path, int, int]:
         """Return the file of a stream, its first byte there and its size."""
@@ -130,22 +130,22 @@ class Stored:
                 yield Damage(path, f"cut to {length} bytes", data[:length])
             yield Damage(path, "written twice", data + data)
             yield Damage(path, "missing", None)
-            for other in (self.directory / "shared").iterdir():
-                if other != path:
-                    yield Damage(path, f"{other} in its place", other.read_bytes())
+            for file in (self.directory / "shared").iterdir():
+                if file != path:
+                    yield Damage(path, f"{file} in its place", file.read_bytes())
 
 
 @pytest.fixture(params=[False, True], ids=["v1", "v2"])
 def stored(tmp_path: Path, request: pytest.FixtureRequest) -> Stored:
-    made = Stored(tmp_path / "state" / "0" / "3", request.param)
-    assert set(made.streams()) == {*"12345689", "10", "R", "B2", "B6"}
+    sample = Stored(tmp_path / "state" / "0" / "3", request.param)
+    assert set(sample.streams()) == {*"12345689", "10", "R", "B2", "B6"}
     segments = {
         name
-        for name, entry in made.streams().items()
+        for name, entry in sample.streams().items()
         if isinstance(entry.state.delegate_state_handle, SegmentFileStateHandle)
     }
     assert segments == set("245689")
-    return made
+    return sample
 
 
 # By damaged stream, the versions that are read from other streams, and those that nothing covers.
@@ -157,7 +157,7 @@ REFUSED = {"1": {1}, "3": {3, 4}, "4": {4}, "8": {8, 9}, "9": {9}, "10": {10}}
 def test_load_is_exact_or_refused_after_damage_of_any_stream(
     stored: Stored, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for what, entry in stored.streams().items():
+    for stream, entry in stored.streams().items():
         for damage in stored.damages(entry):
             with damaged(damage):
                 healed, refused = set(), set()
@@ -174,7 +174,7 @@ def test_load_is_exact_or_refused_after_damage_of_any_stream(
                         assert f"operator 0, partition 3, store default, {name} at " in record.message
                         assert entry.state.stream_state_handle_id in record.message.partition("instead")[0]
                         healed.add(version)
-                assert (healed, refused) == (HEALED[what], REFUSED.get(what, set())), what
+                assert (healed, refused) == (HEALED[stream], REFUSED.get(stream, set())), stream
 
 
 def is_covered(version: int, intact: set[str]) -> bool:
@@ -188,7 +188,7 @@ def is_covered(version: int, intact: set[str]) -> bool:
     return (
         version == 0
         or (version == 7 and is_covered(6, intact))
-        or any(after[one] == version and is_covered(before[one], intact) for one in intact)
+        or any(after[stream] == version and is_covered(before[stream], intact) for stream in intact)
     )
 
 
@@ -201,7 +201,7 @@ def test_load_is_healed_if_and_only_if_intact_streams_cover_the_version(
     broken = data.draw(st.sets(st.sampled_from(sorted(streams)), min_size=1))
     # Without its metadata, older versions may not be known to be ancestors.
     removed = data.draw(st.one_of(st.none(), st.integers(1, 10)))
-    kept = {path: path.read_bytes() for path, *_ in map(stored.place, streams.values())}
+    originals = {path: path.read_bytes() for path, *_ in map(stored.place, streams.values())}
     metadata = None if removed is None else stored.directory / stored.names[removed].directory / "_metadata"
     try:
         for name in broken:
@@ -210,7 +210,7 @@ def test_load_is_healed_if_and_only_if_intact_streams_cover_the_version(
             changed[start + data.draw(st.integers(0, size - 1))] ^= 1 << data.draw(st.integers(0, 7))
             path.write_bytes(changed)
         if metadata is not None:
-            kept.setdefault(metadata, metadata.read_bytes())
+            originals.setdefault(metadata, metadata.read_bytes())
             metadata.unlink()
             broken |= {f"{removed}"} & set("245689")
         for version, name in stored.names.items():
@@ -221,7 +221,7 @@ def test_load_is_healed_if_and_only_if_intact_streams_cover_the_version(
             except (CorruptCheckpointError, CheckpointNotFoundError):
                 assert removed is not None or not is_readable, version
     finally:
-        for path, content in kept.items():
+        for path, content in originals.items():
             path.write_bytes(content)
 
 
@@ -287,22 +287,22 @@ def test_streams_are_read_only_while_the_client_is_connected(
     store, name = open_store(stored.directory), stored.names[6]
     metadata = store.load(name)
     opened = LocalFileSystem.open_input
-    read: list[str] = []
+    paths: list[str] = []
 
     def recording_open(self: LocalFileSystem, path: str) -> object:
-        read.append(path)
+        paths.append(path)
         return opened(self, path)
 
     monkeypatch.setattr(LocalFileSystem, "open_input", recording_open)
-    base, run, _ = (stored.place(stored.streams()[what])[0] for what in ("B2", "R", "6"))
+    base, run, _ = (stored.place(stored.streams()[stream])[0] for stream in ("B2", "R", "6"))
     with damaged(Damage(base, "missing", None)):
-        before = enter(RequestContext(60.0, is_connected=lambda: len(read) < 2))
+        before = enter(RequestContext(60.0, is_connected=lambda: len(paths) < 2))
         try:
             with pytest.raises(ConnectionAbortedError):
                 heal(store, name, metadata, damaged_streams(store, name, metadata))
         finally:
             enter(before)
-    assert read == [str(base), str(run)]
+    assert paths == [str(base), str(run)]
 
 
 def test_readable_metadata_leaves_only_its_state_unverified(stored: Stored) -> None:

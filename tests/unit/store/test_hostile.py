@@ -56,11 +56,17 @@ def store_path(tmp_path: Path) -> Path:
 def rewrite(path: Path, change: Callable[[list[dict[str, Any]]], object]) -> None:
     """Change the rows of the handle in a version's metadata, as an attacker who knows the format does."""
     data = path.read_bytes()
-    found = decode_object(data, "it")
-    rows = pa.ipc.read_record_batch(pa.py_buffer(found.handles[0]), HANDLE_SCHEMA).to_pylist()
+    metadata_object = decode_object(data, "it")
+    rows = pa.ipc.read_record_batch(pa.py_buffer(metadata_object.handles[0]), HANDLE_SCHEMA).to_pylist()
     change(rows)
     handle = pa.Table.from_pylist(rows, schema=HANDLE_SCHEMA).combine_chunks().to_batches()[0].serialize()
-    path.write_bytes(bytes(encode_object(found.kind, found.attempt_id, found.properties, [bytes(handle)])))
+    path.write_bytes(
+        bytes(
+            encode_object(
+                metadata_object.kind, metadata_object.attempt_id, metadata_object.properties, [bytes(handle)]
+            )
+        )
+    )
 
 
 def leading_to(
@@ -185,11 +191,11 @@ print(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
 
 def limited(store_path: Path) -> tuple[str, int]:
     """Load with little memory; return the error and the peak memory in KiB."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", LIMITED, str(store_path)], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    *text, most = done.stdout.splitlines()
+    assert process.returncode == 0, process.stderr
+    *text, most = process.stdout.splitlines()
     return "\n".join(text), int(most)
 
 
@@ -256,10 +262,10 @@ def compressed(claim: int) -> bytes:
 def test_read_batch_refuses_an_impossible_compression_ratio_before_allocating(
     claim: int,
 ) -> None:
-    taken = pa.total_allocated_bytes()
+    allocated = pa.total_allocated_bytes()
     with pytest.raises(pa.ArrowInvalid, match="that declares"):
         message_layout(pa.py_buffer(compressed(claim)))
-    assert pa.total_allocated_bytes() - taken < 1 << 20
+    assert pa.total_allocated_bytes() - allocated < 1 << 20
     stream = ByteStreamStateHandle("s", b"\x89SSTS\r\n\x1a\x01\0\0\0\0\0\0\0" + compressed(claim))
     with pytest.raises(CorruptCheckpointError, match="unreadable batch at byte 16"):
         list(read_changes(state_in(stream, 16), "it"))
@@ -272,18 +278,25 @@ def test_read_batch_refuses_more_than_two_gigabytes_before_allocating() -> None:
     assert message_layout(pa.py_buffer(sound)).uncompressed_size > len(value)
     # So many compressed bytes could decompress to that size.
     large = sound[:at] + struct.pack("<q", 1 << 31) + sound[at + 8 :]
-    taken = pa.total_allocated_bytes()
+    allocated = pa.total_allocated_bytes()
     with pytest.raises(pa.ArrowInvalid, match=r"a batch of 21474\d+ bytes"):
         message_layout(pa.py_buffer(large))
-    assert pa.total_allocated_bytes() - taken < 1 << 20
+    assert pa.total_allocated_bytes() - allocated < 1 << 20
 
 
 def test_decode_handle_refuses_compressed_buffers(store_path: Path) -> None:
     path = store_path / "chk-2/_metadata"
-    found = decode_object(path.read_bytes(), "it")
-    batch = pa.ipc.read_record_batch(pa.py_buffer(found.handles[0]), HANDLE_SCHEMA)
+    metadata_object = decode_object(path.read_bytes(), "it")
+    batch = pa.ipc.read_record_batch(pa.py_buffer(metadata_object.handles[0]), HANDLE_SCHEMA)
     path.write_bytes(
-        bytes(encode_object(found.kind, found.attempt_id, found.properties, [encoded(batch, "zstd")]))
+        bytes(
+            encode_object(
+                metadata_object.kind,
+                metadata_object.attempt_id,
+                metadata_object.properties,
+                [encoded(batch, "zstd")],
+            )
+        )
     )
     with pytest.raises(CorruptCheckpointError, match="its format does not allow"):
         rows_of(open_store(store_path), CheckpointName(2))
@@ -340,12 +353,18 @@ def test_restore_refuses_overlapping_elements() -> None:
 )
 def test_decode_metadata_refuses_fields_of_wrong_types(store_path: Path, wrong: dict[str, Any]) -> None:
     path = store_path / "chk-2" / "_metadata"
-    found = decode_object(path.read_bytes(), "it")
-    if not wrong.keys() <= found.properties.keys():
+    metadata_object = decode_object(path.read_bytes(), "it")
+    if not wrong.keys() <= metadata_object.properties.keys():
         # A field of a column family.
-        wrong = {"columnFamilies": [found.properties["columnFamilies"][0] | wrong]}
-    properties = found.properties | wrong
-    path.write_bytes(bytes(encode_object(found.kind, found.attempt_id, properties, list(found.handles))))
+        wrong = {"columnFamilies": [metadata_object.properties["columnFamilies"][0] | wrong]}
+    properties = metadata_object.properties | wrong
+    path.write_bytes(
+        bytes(
+            encode_object(
+                metadata_object.kind, metadata_object.attempt_id, properties, list(metadata_object.handles)
+            )
+        )
+    )
     with pytest.raises(CorruptCheckpointError, match="chk-2"):
         rows_of(open_store(store_path), CheckpointName(2))
 

@@ -58,13 +58,13 @@ def test_resumed_task_of_a_committed_batch_changes_nothing(put: Rows, with_ids: 
     outcomes = []
     for pair, first, _ in interleavings(lambda: slow_task(put, with_ids)):
         world = pair.world
-        late = rows_of(world.instance(), world.names[2]) != world.found[2]
+        late = rows_of(world.instance(), world.names[2]) != world.rows_at_commit[2]
         if late:
             # The remaining window: it was suspended between the check of the commit log and the write.
             stopped = pair.calls[first - 1]
             assert not with_ids
             assert (stopped.operation, stopped.path.rpartition("/")[2]) == ("pipe_file", METADATA_FILE_NAME)
-            world.found[2] = world.rows[CheckpointName(2)]
+            world.rows_at_commit[2] = world.rows[CheckpointName(2)]
         assert set(pair.failed) <= {"first"}
         assert all(isinstance(error, CheckpointExistsError) for error in pair.failed.values())
         outcomes.append("late" if late else "refused" if pair.failed else "in time")
@@ -102,12 +102,12 @@ def slow_snapshot(with_ids: bool) -> Pair:
     store = world.instance()
     world.batch(store, 1, {b"a": LARGE})
     world.batch(store, 2, {b"b": b"2"})
-    base = snapshot(store, 2, world.found[2])
+    base = snapshot(store, 2, world.rows_at_commit[2])
     for version in (3, 4):
         world.batch(store, version, {b"c": b"%d" % version})
-    other = world.instance()
+    other_instance = world.instance()
     name = world.names[4]
-    other.load(name)
+    other_instance.load(name)
     newest_by = world.attempts[name]
 
     def commits() -> None:
@@ -115,7 +115,7 @@ def slow_snapshot(with_ids: bool) -> Pair:
         world.commit(store, 5, {b"d": b"5"}, base=base, retained=RETAINED, by=by)
         world.log_commit(CheckpointName(5, by if with_ids else None))
 
-    return Pair(world, lambda: discard_versions(other, name, newest_by, 4 - RETAINED, 0), commits)
+    return Pair(world, lambda: discard_versions(other_instance, name, newest_by, 4 - RETAINED, 0), commits)
 
 
 @both_formats
@@ -187,7 +187,7 @@ def test_retained_version_can_be_read_during_a_cleanup(with_ids: bool) -> None:
 
         def reads() -> None:
             for version in (2, 3):
-                assert rows_of(reader, world.names[version]) == world.found[version]
+                assert rows_of(reader, world.names[version]) == world.rows_at_commit[version]
 
         return Pair(world, old_instance(world, knows_all=False), reads)
 
@@ -203,7 +203,7 @@ def test_version_can_be_read_while_another_attempt_replaces_it(put: Rows) -> Non
         reader, old = world.instance(), world.rows[name]
 
         def reads() -> None:
-            assert rows_of(reader, name) in (old, world.found[3] | put)
+            assert rows_of(reader, name) in (old, world.rows_at_commit[3] | put)
 
         return Pair(world, reads, lambda: world.commit(world.instance(), 4, put))
 

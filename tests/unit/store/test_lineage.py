@@ -84,14 +84,14 @@ def all_of(rows: dict[bytes, list[bytes]]) -> list[Change]:
 
 def effective(rows: dict[bytes, list[bytes]], drafted: list[Change]) -> list[Change]:
     """Apply changes to rows; return those that have an effect."""
-    done = []
+    effective_changes = []
     for op, key, value in drafted:
         if op == DELETE and key not in rows:
             continue
         change = (op, key, None if op == DELETE else value)
         apply(rows, change_batch([change]))
-        done.append(change)
-    return done
+        effective_changes.append(change)
+    return effective_changes
 
 
 def commit(store: StoreDirectory, parent: Version, step: Step, *, with_ids: bool) -> Version:
@@ -102,9 +102,11 @@ def commit(store: StoreDirectory, parent: Version, step: Step, *, with_ids: bool
     for name, drafted in step.changed.items():
         if drafted is None:
             continue
-        kept = name in parent.column_families and name not in step.anew
-        created_at_version[name] = parent.created_at_version[name] if kept else number
-        column_families[name] = {k: list(v) for k, v in parent.column_families[name].items()} if kept else {}
+        is_inherited = name in parent.column_families and name not in step.anew
+        created_at_version[name] = parent.created_at_version[name] if is_inherited else number
+        column_families[name] = (
+            {k: list(v) for k, v in parent.column_families[name].items()} if is_inherited else {}
+        )
         sent[name] = effective(column_families[name], drafted)
         if step.whole or parent.handle is None:
             sent[name] = all_of(column_families[name])
@@ -124,12 +126,12 @@ def commit(store: StoreDirectory, parent: Version, step: Step, *, with_ids: bool
         by,
         described(column_families, created_at_version),
     )
-    for i, found in enumerate(sent.values()):
-        if found:
-            pending.write(i, change_batch(found).serialize())
+    for i, part in enumerate(sent.values()):
+        if part:
+            pending.write(i, change_batch(part).serialize())
     whole = step.whole or parent.handle is None
-    done = pending.publish(None if whole else parent.handle, parent.attempt_id, None if whole else base)
-    return Version(number, by, column_families, created_at_version, done.handle)
+    committed = pending.publish(None if whole else parent.handle, parent.attempt_id, None if whole else base)
+    return Version(number, by, column_families, created_at_version, committed.handle)
 
 
 def described(column_families: FamilyRows, created_at_version: dict[str, int]) -> tuple[ColumnFamily, ...]:
@@ -162,19 +164,19 @@ def name_of(version: Version, *, with_ids: bool) -> CheckpointName:
 
 
 def rows_of(store: StoreDirectory, name: CheckpointName, metadata: CheckpointMetadata) -> FamilyRows:
-    found: FamilyRows = {state.name: {} for state in metadata.column_families}
+    rows: FamilyRows = {state.name: {} for state in metadata.column_families}
     for state, changed in read_version(store, name, metadata):
-        apply(found[state], changed)
-    return found
+        apply(rows[state], changed)
+    return rows
 
 
 def after(store: StoreDirectory, version: PastVersion, before: FamilyRows) -> FamilyRows:
     """Apply the changes of a commit to the rows before it."""
     names = {"default", "list", "never"}
-    found: FamilyRows = {name: {k: list(v) for k, v in before.get(name, {}).items()} for name in names}
+    families: FamilyRows = {name: {k: list(v) for k, v in before.get(name, {}).items()} for name in names}
     for state, changed in changes(store, version, names):
-        apply(found[state], changed)
-    return {name: rows for name, rows in found.items() if rows}
+        apply(families[state], changed)
+    return {name: rows for name, rows in families.items() if rows}
 
 
 def nonempty(column_families: FamilyRows) -> FamilyRows:
@@ -187,12 +189,12 @@ def nonempty(column_families: FamilyRows) -> FamilyRows:
 def test_changes_applied_to_the_parent_give_the_version(with_ids: bool, history: list[Step]) -> None:
     with TemporaryDirectory() as directory:
         store = open_store(directory)
-        written = write(store, history, with_ids=with_ids)
-        past = lineage(store, name_of(written[-1], with_ids=with_ids), 1)
+        versions = write(store, history, with_ids=with_ids)
+        past = lineage(store, name_of(versions[-1], with_ids=with_ids), 1)
         assert [version.metadata.attempt_id for version in past] == [
-            version.attempt_id for version in written[1:]
+            version.attempt_id for version in versions[1:]
         ]
-        for version, (before, now) in zip(past, pairwise(written), strict=True):
+        for version, (before, now) in zip(past, pairwise(versions), strict=True):
             assert after(store, version, before.column_families) == nonempty(now.column_families)
 
 
@@ -202,11 +204,11 @@ def test_changes_applied_to_the_parent_give_the_version(with_ids: bool, history:
 def test_replay_from_any_ancestor_gives_the_version(with_ids: bool, history: list[Step]) -> None:
     with TemporaryDirectory() as directory:
         store = open_store(directory)
-        written = write(store, history, with_ids=with_ids)
-        end = name_of(written[-1], with_ids=with_ids)
-        for start in written[1:]:
+        versions = write(store, history, with_ids=with_ids)
+        end = name_of(versions[-1], with_ids=with_ids)
+        for start in versions[1:]:
             metadata = replay(store, name_of(start, with_ids=with_ids), end)
-            assert rows_of(store, end, metadata) == written[-1].column_families
+            assert rows_of(store, end, metadata) == versions[-1].column_families
             # Only a commit that wrote everything may have a newer snapshot.
             whole = [i for i, step in enumerate(history, 1) if step.whole]
             bases = [entry.version for entry in metadata.handle if entry.full]
@@ -219,9 +221,9 @@ def test_replay_from_any_ancestor_gives_the_version(with_ids: bool, history: lis
 def test_streams_since_an_ancestor_turn_it_into_the_version(with_ids: bool, history: list[Step]) -> None:
     with TemporaryDirectory() as directory:
         store = open_store(directory)
-        written = write(store, history, with_ids=with_ids)
-        end = past_version(store, name_of(written[-1], with_ids=with_ids))
-        for start in written[1:-1]:
+        versions = write(store, history, with_ids=with_ids)
+        end = past_version(store, name_of(versions[-1], with_ids=with_ids))
+        for start in versions[1:-1]:
             entries = streams_since(store, end, start.number, str(start.attempt_id))
             later = [entry for entry in replay_entries(store, start, end, with_ids) if not entry.full]
             if any(step.whole for step in history[start.number :]):
@@ -232,12 +234,12 @@ def test_streams_since_an_ancestor_turn_it_into_the_version(with_ids: bool, hist
                 assert entries is None
                 continue
             assert entries == later
-            if start.created_at_version == written[-1].created_at_version:
+            if start.created_at_version == versions[-1].created_at_version:
                 rows = {name: {k: list(v) for k, v in f.items()} for name, f in start.column_families.items()}
                 handle = IncrementalStateHandle(end.name.version, start.number, entries)
                 for name, batch in read_version(store, end.name, replace(end.metadata, handle=handle)):
                     apply(rows[name], batch)
-                assert rows == written[-1].column_families
+                assert rows == versions[-1].column_families
 
 
 def replay_entries(
@@ -251,11 +253,11 @@ def replay_entries(
 def test_streams_since_another_attempt_or_a_distant_version_are_none(tmp_path: Path, with_ids: bool) -> None:
     store = open_store(tmp_path)
     large = Step({"default": [(PUT, bytes([i]), b"x" * 600) for i in range(100)]})
-    written = write(store, [large, *[puts(a=b"1")] * 18], with_ids=with_ids)
-    end = past_version(store, name_of(written[-1], with_ids=with_ids))
+    versions = write(store, [large, *[puts(a=b"1")] * 18], with_ids=with_ids)
+    end = past_version(store, name_of(versions[-1], with_ids=with_ids))
 
     def since(version: int, by: str | None = None) -> list[ChainEntry] | None:
-        return streams_since(store, end, version, by or str(written[version].attempt_id))
+        return streams_since(store, end, version, by or str(versions[version].attempt_id))
 
     assert [entry.version for entry in since(16) or ()] == [17, 18, 19]
     assert len(since(3) or ()) == 16
@@ -263,7 +265,7 @@ def test_streams_since_another_attempt_or_a_distant_version_are_none(tmp_path: P
     assert since(19) is None
     assert since(16, attempt_id()) is None
     # Without the metadata in between the version is read as a whole, and reports what is missing.
-    Path(store.metadata_path(name_of(written[18], with_ids=with_ids))).unlink()
+    Path(store.metadata_path(name_of(versions[18], with_ids=with_ids))).unlink()
     assert since(17) is None
     assert [entry.version for entry in since(18) or ()] == [19]
 
@@ -287,12 +289,12 @@ def test_lineage_follows_the_attempt_that_was_built_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("with_ids", [False, True])
 def test_lineage_error_names_the_version_that_is_not_retained(tmp_path: Path, with_ids: bool) -> None:
     store = open_store(tmp_path)
-    written = write(
+    versions = write(
         store, [puts(a=b"1"), puts(b=b"2"), Step(puts(c=b"3").changed, whole=True)], with_ids=with_ids
     )
-    end = name_of(written[-1], with_ids=with_ids)
+    end = name_of(versions[-1], with_ids=with_ids)
     store.load(end)
-    assert discard_versions(store, end, str(written[-1].attempt_id), 3, 0) > 0
+    assert discard_versions(store, end, str(versions[-1].attempt_id), 3, 0) > 0
     past = lineage(store, end, 3)
     for request in (
         lambda: lineage(store, end, 2),
@@ -305,15 +307,15 @@ def test_lineage_error_names_the_version_that_is_not_retained(tmp_path: Path, wi
             match=r"operator 0, partition 3.* 2\b.* does not exist; .* versions 3 to 3",
         ):
             request()
-    assert rows_of(store, end, replay(store, CheckpointName(3), end)) == written[-1].column_families
+    assert rows_of(store, end, replay(store, CheckpointName(3), end)) == versions[-1].column_families
 
 
 def test_replay_refuses_an_attempt_that_is_no_ancestor(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    one, other = (commit(store, EMPTY, puts(a=b"1"), with_ids=True) for _ in range(2))
-    end = name_of(commit(store, one, puts(b=b"2"), with_ids=True), with_ids=True)
-    with pytest.raises(CheckpointNotFoundError, match=rf"{other.attempt_id}\), but on .*{one.attempt_id}"):
-        replay(store, name_of(other, with_ids=True), end)
+    first, second = (commit(store, EMPTY, puts(a=b"1"), with_ids=True) for _ in range(2))
+    end = name_of(commit(store, first, puts(b=b"2"), with_ids=True), with_ids=True)
+    with pytest.raises(CheckpointNotFoundError, match=rf"{second.attempt_id}\), but on .*{first.attempt_id}"):
+        replay(store, name_of(second, with_ids=True), end)
 
 
 def test_lineage_error_of_a_version_without_parent(tmp_path: Path) -> None:
@@ -336,8 +338,8 @@ def test_changes_of_a_full_snapshot_come_in_several_batches(tmp_path: Path) -> N
     store = open_store(tmp_path)
     large = {f"k{i}": bytes([i]) * 400_000 for i in range(8)}
     write(store, [puts(**large)], with_ids=False)
-    found = list(changes(store, past_version(store, CheckpointName(1)), ["default"]))
-    assert [changed.num_rows for _, changed in found] == [3, 3, 2]
+    batches = list(changes(store, past_version(store, CheckpointName(1)), ["default"]))
+    assert [changed.num_rows for _, changed in batches] == [3, 3, 2]
 
 
 def test_column_family_of_is_that_of_the_newest_version_that_has_it(tmp_path: Path) -> None:
@@ -363,8 +365,8 @@ def test_changes_distinguish_added_values_from_replaced_ones(tmp_path: Path) -> 
     ]
     then += [(DELETE, b"gone", b""), (PUT, b"new", b"1"), (MERGE, b"new", b"1")]
     write(store, [Step({"default": first}), Step({"default": then}, whole=True)], with_ids=False)
-    ((_, found),) = changes(store, past_version(store, CheckpointName(2)), ["default"])
-    actual = [tuple(row.values()) for row in found.to_pylist()]
+    ((_, batch),) = changes(store, past_version(store, CheckpointName(2)), ["default"])
+    actual = [tuple(row.values()) for row in batch.to_pylist()]
     expected = [(op, key, value or None) for op, key, value in then]
     assert sorted(actual, key=lambda change: change[1]) == sorted(expected, key=lambda change: change[1])
 
@@ -397,6 +399,6 @@ def test_changes_of_a_full_snapshot_merge_to_keys_without_values(tmp_path: Path)
     pending = begin_checkpoint(store, CheckpointName(2), by, described({"default": rows}, {"default": 1}))
     pending.write(0, change_batch(snapshot).serialize())
     pending.publish(None, parent.attempt_id, None)
-    ((_, found),) = changes(store, past_version(store, CheckpointName(2)), ["default"])
-    actual = [tuple(row.values()) for row in found.to_pylist()]
+    ((_, batch),) = changes(store, past_version(store, CheckpointName(2)), ["default"])
+    actual = [tuple(row.values()) for row in batch.to_pylist()]
     assert sorted(actual, key=lambda change: change[1]) == sorted(expected, key=lambda change: change[1])

@@ -55,8 +55,8 @@ class Store:
         return self.store.publish_merged(attempts)[0]
 
     def newest(self, attempt: str) -> bytes:
-        found = self.open(MergedFiles(self.files, f"{self.root}/state"))
-        return load(found, CheckpointName(2, attempt if self.ids else None))["default"][b"attempt"]
+        store = self.open(MergedFiles(self.files, f"{self.root}/state"))
+        return load(store, CheckpointName(2, attempt if self.ids else None))["default"][b"attempt"]
 
 
 @pytest.mark.parametrize(

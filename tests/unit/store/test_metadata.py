@@ -146,9 +146,9 @@ def test_metadata_round_trip(metadata: CheckpointMetadata, inline: bytes) -> Non
 def test_read_without_state_returns_the_same_metadata(size: int) -> None:
     files = MemoryFileSystem()
     files.create("/m", data := sample(bytes(size)))
-    read = read_without_state(files, "/m")
-    assert len(read) <= 262_144
-    assert decode_metadata(read, CONTEXT, "here", without_state=True) == decode_metadata(
+    head = read_without_state(files, "/m")
+    assert len(head) <= 262_144
+    assert decode_metadata(head, CONTEXT, "here", without_state=True) == decode_metadata(
         data, CONTEXT, "here"
     )
 
@@ -164,9 +164,9 @@ def test_read_without_state_detects_damage_outside_of_the_state(size: int) -> No
         files = MemoryFileSystem()
         files.create("/m", stored)
         with contextlib.suppress(CorruptCheckpointError):
-            read = decode_metadata(read_without_state(files, "/m"), CONTEXT, "here", without_state=True)
+            decoded = decode_metadata(read_without_state(files, "/m"), CONTEXT, "here", without_state=True)
             # A flipped bit of compressed data may decompress to the same bytes.
-            assert read == decode_metadata(data, CONTEXT, "here")
+            assert decoded == decode_metadata(data, CONTEXT, "here")
             undetected += 1
     assert undetected < len(damaged) * 0.05
 
@@ -193,11 +193,11 @@ def operators_metadatas(draw: st.DrawFn) -> OperatorsMetadata:
 @given(operators_metadatas())
 def test_operators_metadata_round_trip(metadata: OperatorsMetadata) -> None:
     data = encode_operators(metadata, CONTEXT)
-    found = decode_operators(data, CONTEXT, "here")
-    assert found == metadata
-    assert list(found.operator_states) == list(metadata.operator_states)
+    decoded = decode_operators(data, CONTEXT, "here")
+    assert decoded == metadata
+    assert list(decoded.operator_states) == list(metadata.operator_states)
     for name, state in metadata.operator_states.items():
-        again = found.operator_states[name].subtasks
+        again = decoded.operator_states[name].subtasks
         assert [(n, facts(h)) for n, h in again.items()] == [(n, facts(h)) for n, h in state.subtasks.items()]
     assert attempt_id_of(data) == metadata.attempt_id
 
@@ -358,9 +358,9 @@ def test_operators_metadata_keeps_names_longer_than_flinks() -> None:
         delegate_state_handle=ByteStreamStateHandle(name, b"x"),
     )
     metadata = OperatorsMetadata(1, "0" * 16, 1, {name: OperatorState(name, 1, 1, {0: handle})})
-    found = decode_operators(encode_operators(metadata, CONTEXT), CONTEXT, "here")
-    assert found == metadata
-    assert facts(found.operator_states[name].subtasks[0]) == facts(handle)
+    decoded = decode_operators(encode_operators(metadata, CONTEXT), CONTEXT, "here")
+    assert decoded == metadata
+    assert facts(decoded.operator_states[name].subtasks[0]) == facts(handle)
 
 
 def test_newer_format_is_refused_with_both_versions() -> None:

@@ -36,8 +36,8 @@ def test_stored_messages_are_raw_and_newest_stream_first(tmp_path: Path) -> None
     store = chain(tmp_path)
     name = CheckpointName(3)
     metadata = store.load(name)
-    found = list(stored_messages(store, name, metadata, in_load_order(metadata)))
-    assert [part and (part[0], keys_of(part[1])) for part in found] == [
+    messages = list(stored_messages(store, name, metadata, in_load_order(metadata)))
+    assert [part and (part[0], keys_of(part[1])) for part in messages] == [
         ("default", [b"c", b"a"]),
         None,
         ("default", [b"b"]),
@@ -45,7 +45,7 @@ def test_stored_messages_are_raw_and_newest_stream_first(tmp_path: Path) -> None
         ("default", [b"a"]),
         None,
     ]
-    assert found[2] == ("default", message({b"b": b"2"}).to_pybytes())
+    assert messages[2] == ("default", message({b"b": b"2"}).to_pybytes())
 
 
 def test_stored_messages_are_oldest_first_for_keys_with_several_values(tmp_path: Path) -> None:
@@ -57,12 +57,12 @@ def test_stored_messages_are_oldest_first_for_keys_with_several_values(tmp_path:
         metadata, column_families=tuple(replace(state, values=3) for state in metadata.column_families)
     )
     assert not is_read_newest_first(lists)
-    found = [
+    keys = [
         keys_of(part[1])
         for part in stored_messages(store, name, lists, in_load_order(lists))
         if part is not None
     ]
-    assert found == [[b"a"], [b"b"], [b"c", b"a"]]
+    assert keys == [[b"a"], [b"b"], [b"c", b"a"]]
     starts = [stream["start"] for stream in local_streams(store, name, lists, in_load_order(lists)) or []]
     assert starts == [0, 40, 0]
 
@@ -75,8 +75,8 @@ def test_recreated_column_family_has_no_older_changes(tmp_path: Path) -> None:
         metadata,
         column_families=tuple(replace(state, created_at_version=2) for state in metadata.column_families),
     )
-    found = [part and keys_of(part[1]) for part in stored_messages(store, name, anew, in_load_order(anew))]
-    assert found == [[b"c", b"a"], None, [b"b"], None, None]
+    keys = [part and keys_of(part[1]) for part in stored_messages(store, name, anew, in_load_order(anew))]
+    assert keys == [[b"c", b"a"], None, [b"b"], None, None]
     files = local_streams(store, name, anew, in_load_order(anew))
     assert files is not None
     assert [[state for state, _ in stream["parts"]] for stream in files] == [[0], [0], [-1]]

@@ -29,16 +29,16 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-@pytest.mark.parametrize("what", ["metadata", "stream"])
+@pytest.mark.parametrize("kind", ["metadata", "stream"])
 def test_discard_before_retries_failed_deletions(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     files = StubbornFiles()
     index = tracked(tmp_path, files, 1)
-    if what == "stream":
+    if kind == "stream":
         (tmp_path / "chk-1" / "_metadata").unlink()
     removed = index.discard_before(2, 0)
-    assert removed == (what == "stream")
+    assert removed == (kind == "stream")
     assert caplog.text.count("the next cleanup retries") == 1
     assert index.is_tracked(str(tmp_path / "1-shared"))
     assert not index.is_tracked(str(tmp_path / "other"))
@@ -129,8 +129,8 @@ def test_discard_before_keeps_held_versions_and_their_streams(tmp_path: Path) ->
 def test_set_held_requires_one_scan_for_a_new_hold(tmp_path: Path) -> None:
     index = RetentionIndex(LocalFileSystem(), str(tmp_path))
     looks = []
-    for held in ([], [4], [4], [], [4], [4, 6]):
+    for holds in ([], [4], [4], [], [4], [4, 6]):
         index.is_complete = True
-        index.set_held(held)
+        index.set_held(holds)
         looks.append(not index.is_complete)
     assert looks == [False, True, False, False, True, True]

@@ -69,10 +69,10 @@ class PowerLossMachine(CrashingVersionStoreMachine):
     def look_at(self, name: CheckpointName, rows: Any, attempt_id: str) -> None:
         before = self.stored.get(name)
         super().look_at(name, rows, attempt_id)
-        found = self.stored.get(name)
-        if found is not before:
-            seen, others = self.unsure.get(name, (None, []))
-            self.unsure[name] = (found, [before, *(others if seen is before else [])])
+        after = self.stored.get(name)
+        if after is not before:
+            newest, alternatives = self.unsure.get(name, (None, []))
+            self.unsure[name] = (after, [before, *(alternatives if newest is before else [])])
 
     @rule(at=st.integers(1, 20))
     def end_ahead(self, at: int) -> None:
@@ -94,29 +94,33 @@ class PowerLossMachine(CrashingVersionStoreMachine):
 
     def perform(self, operation: Callable[[], Any]) -> Any:
         fault = self.fault
-        done = super().perform(operation)
+        result = super().perform(operation)
         if fault is not None and fault.kind == "lose_unsynced":
             self.see_what_is_left()
-        return done
+        return result
 
     def see_what_is_left(self) -> None:
         """Of what was found but never acknowledged, the power may have taken any part."""
-        for name, (seen, others) in self.unsure.copy().items():
-            if self.stored.get(name) is not seen:
+        for name, (newest, alternatives) in self.unsure.copy().items():
+            if self.stored.get(name) is not newest:
                 # Another attempt was acknowledged since.
                 del self.unsure[name]
                 continue
             try:
-                found = self.instances[0].store.load(name).attempt_id
+                attempt_id = self.instances[0].store.load(name).attempt_id
             except CheckpointNotFoundError:
-                assert None in others, f"{name} is gone"
+                assert None in alternatives, f"{name} is gone"
                 del self.stored[name], self.unsure[name]
             else:
-                left = [one for one in (seen, *others) if one is not None and one[1] == found]
-                if left:
+                matches = [
+                    content
+                    for content in (newest, *alternatives)
+                    if content is not None and content[1] == attempt_id
+                ]
+                if matches:
                     # Otherwise it is of the commit that was just cut short.
-                    self.stored[name] = left[0]
-                    self.unsure[name] = (left[0], others)
+                    self.stored[name] = matches[0]
+                    self.unsure[name] = (matches[0], alternatives)
 
 
 MERGES = {"merges": True}

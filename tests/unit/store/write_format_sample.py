@@ -135,25 +135,25 @@ def grow(sample: Sample) -> None:
         first["timers"] |= row(1000 + number // 10)
         first["$times"] |= row(number // 3)
         first["list"] |= row(number // 4)
-    one = sample.commit(1, first, first)
+    version_1 = sample.commit(1, first, first)
     second = first | {"default": first["default"] | row(301)}
     gone = next(iter(row(7)))
     del second["default"][gone]
-    two = sample.commit(2, second, {"default": row(301)}, [gone], parent=one)
+    version_2 = sample.commit(2, second, {"default": row(301)}, [gone], parent=version_1)
     base = sample.snapshot(2, second)
     third = second | {"timers": second["timers"] | row(400)}
-    three = sample.commit(3, third, {"timers": row(400)}, parent=two, base=base)
+    version_3 = sample.commit(3, third, {"timers": row(400)}, parent=version_2, base=base)
     fourth = third | {"default": third["default"] | row(501)}
-    four = sample.commit(4, fourth, {"default": row(501)}, parent=three)
+    version_4 = sample.commit(4, fourth, {"default": row(501)}, parent=version_3)
     again = third | {"default": third["default"] | row(502)}
-    sample.commit(4, again, {"default": row(502)}, parent=three)
+    sample.commit(4, again, {"default": row(502)}, parent=version_3)
     # Built on the attempt that was replaced, if the version alone is the name.
-    five = sample.commit(5, fourth, {}, parent=four)
+    version_5 = sample.commit(5, fourth, {}, parent=version_4)
     six = sample.commit(6, empty, {})
     alone = empty | {"default": row(1)}
     sample.commit(7, alone, {"default": row(1)}, parent=six)
     eighth = fourth | {"default": fourth["default"] | row(600), "list": row(601)}
-    sample.commit(8, eighth, {"default": row(600), "list": row(601)}, parent=five)
+    sample.commit(8, eighth, {"default": row(600), "list": row(601)}, parent=version_5)
     nine = sample.commit(9, alone, alone)
     tenth = alone | {"default": row(2) | row(3)}
     ten = sample.commit(10, tenth, {"default": row(2) | row(3)}, list(row(1)), parent=nine)
@@ -201,13 +201,13 @@ POINTED = {StoreId(0, 0): "000000000000000a", StoreId(0, 1, "left-keyToNumValues
 def write_savepoints(directory: Path) -> list[Savepoint]:
     """A savepoint of each kind: what makes it exist."""
     query = "f013e4c2-0000-4000-8000-000000000001"
-    written = []
+    savepoints = []
     for number, kind in enumerate(KINDS):
         attempt_id = f"{number + 1:016x}"
         name = f"savepoint-{query[:6]}-{attempt_id[4:]}"
         path = LocalFileSystem().url(str(directory / name))
         pointed = kind == "pointer"
-        written.append(
+        savepoints.append(
             Savepoint(
                 path=path,
                 kind=kind,
@@ -224,8 +224,8 @@ def write_savepoints(directory: Path) -> list[Savepoint]:
             )
         )
         (directory / name).mkdir(parents=True)
-        (directory / name / METADATA_FILE_NAME).write_bytes(encode_savepoint(written[-1]))
-    return written
+        (directory / name / METADATA_FILE_NAME).write_bytes(encode_savepoint(savepoints[-1]))
+    return savepoints
 
 
 def describe_savepoint(savepoint: Savepoint) -> dict[str, Any]:
