@@ -134,13 +134,13 @@ def test_every_operator_refers_to_an_existing_test_case() -> None:
     assert len(rows) > 20
     assert {len(row) for row in rows} == {9}
     assert all(cell == "yes" or cell.startswith("no: ") for row in rows for cell in row[2:6])
-    named = [cell for first, *others in (row[6:] for row in rows) for cell in (first, *filter(None, others))]
+    named = [cell for first, *rest in (row[6:] for row in rows) for cell in (first, *filter(None, rest))]
     named += [cell for *_, cell in cells(OPERATORS, "Features of Spark") if re.search(r": \S+", cell)]
     for cell in named:
-        found = re.search(rf"(?:^|: )({'|'.join(tests)})(?:: (.+))?$", cell)
-        assert found, cell
-        source = tests[found[1]][0].read_text()
-        for case in (found[2] or "").split("; "):
+        match = re.search(rf"(?:^|: )({'|'.join(tests)})(?:: (.+))?$", cell)
+        assert match, cell
+        source = tests[match[1]][0].read_text()
+        for case in (match[2] or "").split("; "):
             assert not case or f'"{re.sub(r" .v[12].$", "", case)}"' in source, cell
 
 

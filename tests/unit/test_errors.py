@@ -38,12 +38,12 @@ def test_error_tree_equals_the_module_docstring() -> None:
 
 
 def test_errors_module_lists_every_error() -> None:
-    found = {
+    error_names = {
         name
         for name, kind in vars(errors).items()
         if isinstance(kind, type) and issubclass(kind, errors.StateStoreError)
     }
-    assert found == set(errors.__all__)
+    assert error_names == set(errors.__all__)
 
 
 def test_errors_are_importable_from_the_package() -> None:

@@ -35,13 +35,15 @@ def refuse() -> None:
 @pytest.fixture
 def fs(tmp_path: Path) -> FaultInjectingFileSystem:
     """A query's checkpoint on a file system whose calls can be refused."""
-    made = FaultInjectingFileSystem()
+    file_system = FaultInjectingFileSystem()
     query = StoredQuery(tmp_path / "checkpoint")
     query.run(ann=1, carl=2)
     query.run(ann=3)
     for path in files_below(tmp_path):
-        made.pipe_file(made._strip_protocol(made.url(path)), (tmp_path / path).read_bytes())
-    return made
+        file_system.pipe_file(
+            file_system._strip_protocol(file_system.url(path)), (tmp_path / path).read_bytes()
+        )
+    return file_system
 
 
 _targets = itertools.count()
@@ -71,12 +73,12 @@ def test_message_has_one_full_stop_for_each_refused_call(fs: FaultInjectingFileS
         fs.inject(Fault("run", at, function=refuse))
         messages = []
         try:
-            found = CALLS[name](url)
+            result = CALLS[name](url)
         except (StateStoreError, OSError) as error:
             messages.append(str(error))
         else:
-            messages += [problem.message for problem in getattr(found, "problems", ())]
-            messages += [problem.message for problem in getattr(found, "skipped", ())]
+            messages += [problem.message for problem in getattr(result, "problems", ())]
+            messages += [problem.message for problem in getattr(result, "skipped", ())]
         for message in messages:
             quoted += "Ask your administrator" in message
             assert not TWO_STOPS.search(message), message

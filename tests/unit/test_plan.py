@@ -33,25 +33,17 @@ def cells() -> list[tuple[int, int, float, float]]:
 
     They are keys, updates, bytes written for each changed byte, and MiB of a snapshot.
     """
-    written = {
+    amplification = {
         tuple(row[1:3]): row[3] for row in rows_of("Bytes written for each changed byte") if "spark" in row[0]
     }
     fresh = {tuple(row[:2]): row[5] for row in rows_of("Loads and space of spark-statestore")}
     return [
-        (int(keys), int(changed), float(written[keys, changed]), float(mib))
+        (int(keys), int(changed), float(amplification[keys, changed]), float(mib))
         for (keys, changed), mib in fresh.items()
     ]
 
 
-def measurement(keys: int, changed: int) -> dict[str, float]:
-    """Return the milliseconds of our store's median batch, and its bytes in storage at the end."""
-    for row in rows_of("Bytes written for each changed byte"):
-        if "spark" in row[0] and row[1:3] == [str(keys), str(changed)]:
-            return {"p50": float(row[4]), "stored": float(row[6])}
-    raise KeyError(keys, changed)
-
-
-def written(rows: int) -> tuple[float, float]:
+def write_amplification(rows: int) -> tuple[float, float]:
     """Return the bytes for each changed byte in 200 batches of a large state: modelled and measured."""
     measured = large_state(rows)
     stored = measured["load, MiB"] * 2**20 / rows
@@ -92,25 +84,25 @@ def test_model_agrees_with_the_time_of_a_batch() -> None:
 
 
 def test_model_agrees_with_the_state_of_a_million_rows() -> None:
-    modelled, measured = written(1_000_000)
+    modelled, measured = write_amplification(1_000_000)
     assert modelled == pytest.approx(measured, rel=0.15)
 
 
 def test_model_does_not_hold_for_runs_of_the_fill() -> None:
     """A state that was filled in deltas just before writes runs of these, too: `docs/plan.md` says so."""
-    modelled, measured = written(100_000_000)
+    modelled, measured = write_amplification(100_000_000)
     assert modelled < measured / 3
 
 
 def test_model_agrees_with_memory_and_load_of_a_hundred_million_rows() -> None:
     measured = large_state(100_000_000)
     work = Workload(1e8, LARGE_ROW, changed=LARGE_UPDATES, partitions=8, executors=1, cores=2, heap=4 << 30)
-    found = cost(work)
+    estimate = cost(work)
     memory = (measured["jvm heap MiB"] + measured["mapped MiB"]) * 2**20
-    assert found.memory == pytest.approx(memory, rel=0.1)
-    assert found.mapped == pytest.approx(measured["mapped MiB"] * 2**20 / memory, rel=0.1)
+    assert estimate.memory == pytest.approx(memory, rel=0.1)
+    assert estimate.mapped == pytest.approx(measured["mapped MiB"] * 2**20 / memory, rel=0.1)
     # Both cores load.
-    assert found.load_seconds == pytest.approx(measured["load, seconds of all partitions"] / 2, rel=0.1)
+    assert estimate.load_seconds == pytest.approx(measured["load, seconds of all partitions"] / 2, rel=0.1)
 
 
 def test_batch_costs_four_requests_and_two_for_each_upload() -> None:
@@ -131,8 +123,8 @@ def test_row_of_two_longs_and_three_takes_what_the_docs_say() -> None:
 
 @pytest.mark.parametrize("heap", [0, 2e9, 8e9])
 def test_memory_is_in_the_heap_up_to_its_limit(heap: float) -> None:
-    found = cost(Workload(1e8, executors=1, heap=heap))
-    assert found.memory * (1 - found.mapped) == pytest.approx(heap, abs=1)
+    estimate = cost(Workload(1e8, executors=1, heap=heap))
+    assert estimate.memory * (1 - estimate.mapped) == pytest.approx(heap, abs=1)
     # All but the log is in the heap exactly if it is large enough for it.
-    in_files = found.memory * found.mapped
-    assert (in_files > 1e8 * bytes_of_log(56) + 1) == (heap < found.least_heap)
+    in_files = estimate.memory * estimate.mapped
+    assert (in_files > 1e8 * bytes_of_log(56) + 1) == (heap < estimate.least_heap)

@@ -46,14 +46,14 @@ def imports(module: str) -> Iterator[str]:
 
 
 def closure() -> set[str]:
-    found: set[str] = set()
+    modules: set[str] = set()
     remaining = list(ROOTS)
     while remaining:
         module = remaining.pop()
-        if module in MODULES and module not in found:
-            found.add(module)
+        if module in MODULES and module not in modules:
+            modules.add(module)
             remaining += [*imports(module), module.rpartition(".")[0]]
-    return found
+    return modules
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +65,11 @@ def run(archive: Path, program: str) -> str:
     """Run a program with the archive alone: not this package, and no working directory, on the path."""
     environment = os.environ | {"PYTHONPATH": str(archive), "PYTHONSAFEPATH": "1"}
     command = [sys.executable, "-c", program]
-    done = subprocess.run(
+    process = subprocess.run(
         command, capture_output=True, text=True, check=False, env=environment, cwd=archive.parent
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 def test_archive_packages_are_the_import_closure_of_executor_code() -> None:
@@ -145,7 +145,7 @@ if os.fork() == 0:
 assert os.wait()[1] == 0
 print(archive, os.path.exists(archive))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    archive, exists = done.stdout.split()
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    archive, exists = process.stdout.split()
     assert exists == "True"
     assert not Path(archive).parent.exists()

@@ -94,11 +94,11 @@ def savepoints(directory: Path) -> None:
         query.run(put={b"large": LARGE})
     for target in (str(directory / "target"), f"memory://{directory.name}/target"):
         for kind in ("canonical", "pointer"):
-            made = savepoint(query.url, target, kind)
-            assert list_savepoints(target) == [load_savepoint(made.path)]
-            verify(made.path)
-            restore(made, str(directory / f"{kind}-{target[:6].strip('/:')}"))
-            dispose_savepoint(made.path)
+            new_savepoint = savepoint(query.url, target, kind)
+            assert list_savepoints(target) == [load_savepoint(new_savepoint.path)]
+            verify(new_savepoint.path)
+            restore(new_savepoint, str(directory / f"{kind}-{target[:6].strip('/:')}"))
+            dispose_savepoint(new_savepoint.path)
 
 
 RUNS: dict[str, Callable[[Path], None]] = dict(
@@ -113,9 +113,9 @@ def trace(run: Callable[[], None]) -> set[str]:
     def profile(frame: FrameType, event: str, arg: Any) -> None:
         if event != "call":
             return
-        known = frame.f_locals.get("self")
-        if known is not None:
-            for parent in type(known).__mro__:
+        instance = frame.f_locals.get("self")
+        if instance is not None:
+            for parent in type(instance).__mro__:
                 if parent.__module__.startswith("spark_statestore."):
                     entered.add(parent.__name__)
         if frame.f_code.co_filename.startswith(str(PACKAGE)):
@@ -141,21 +141,21 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
 
 def rows() -> list[tuple[list[str], list[str]]]:
     """Return the names and the features of each row of the page's tables."""
-    found = []
+    table_rows = []
     for line in PAGE.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
         names = re.findall(r"`(\w+)`", cells[0])
         if line.startswith("| `") and names:
-            found.append((names, [feature.strip() for feature in cells[1].split(",")]))
-    return found
+            table_rows.append((names, [feature.strip() for feature in cells[1].split(",")]))
+    return table_rows
 
 
 def test_page_names_the_features_that_run_each_class(traces: dict[str, set[str]]) -> None:
     for names, features in rows():
         for name in names:
             traced = [feature for feature in FEATURES if name in traces[feature]]
-            wanted = list(FEATURES) if features == ["all"] else [f for f in features if f not in UNTRACED]
-            assert traced == wanted, name
+            expected = list(FEATURES) if features == ["all"] else [f for f in features if f not in UNTRACED]
+            assert traced == expected, name
 
 
 def test_page_has_every_public_class_of_the_model() -> None:

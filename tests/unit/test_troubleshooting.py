@@ -159,7 +159,7 @@ def test_quoted_message_is_raised(quoted: str, raised: list[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("built")
 def test_session_without_the_jar_raises_the_quoted_messages(tmp_path: Path) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", NO_JAR, str(tmp_path)],
         capture_output=True,
         text=True,
@@ -167,6 +167,6 @@ def test_session_without_the_jar_raises_the_quoted_messages(tmp_path: Path) -> N
         check=False,
         cwd=ROOT,
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     for quoted in QUOTED[:3]:
-        assert pattern(quoted).search(done.stdout), quoted
+        assert pattern(quoted).search(process.stdout), quoted

@@ -29,8 +29,8 @@ def wrapped(request: pytest.FixtureRequest, tmp_path: Path) -> object:
     return DirFileSystem(path=str(tmp_path), fs=LocalFileSystem())
 
 
-def disk(wrapped: object = None, **given: object) -> FaultInjectingFileSystem:
-    return FaultInjectingFileSystem(wrapped, durability="synced", **given)
+def disk(wrapped: object = None, **options: object) -> FaultInjectingFileSystem:
+    return FaultInjectingFileSystem(wrapped, durability="synced", **options)
 
 
 def crash(fs: FaultInjectingFileSystem) -> None:
@@ -102,7 +102,7 @@ def test_calls_are_counted_and_logged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "durability", "left"),
+    ("kind", "durability", "content"),
     [
         ("fail", "synced", None),
         ("fail", "finished", None),
@@ -114,13 +114,13 @@ def test_calls_are_counted_and_logged() -> None:
     ],
 )
 def test_fault_of_a_write_leaves_nothing_a_part_or_all(
-    wrapped: object, kind: Any, durability: Durability, left: bytes | None
+    wrapped: object, kind: Any, durability: Durability, content: bytes | None
 ) -> None:
     fs = FaultInjectingFileSystem(wrapped, durability=durability)
     fs.inject(Fault(kind, at=1))
     with pytest.raises(OSError, match=r"injected fault: .* call 1 pipe_file a"):
         fs.pipe_file("a", b"1234", mode="create")
-    assert (fs.cat_file("a") if fs.exists("a") else None) == left
+    assert (fs.cat_file("a") if fs.exists("a") else None) == content
 
 
 @pytest.mark.parametrize(("kind", "exists"), [("fail", True), ("fail_after", False), ("tear", True)])
@@ -163,10 +163,10 @@ def test_tear_of_a_recursive_removal_removes_a_part(wrapped: object) -> None:
 
 
 def test_open_file_is_visible_on_a_disk_only() -> None:
-    for fs, seen in ((FaultInjectingFileSystem(), None), (disk(), b"12")):
+    for fs, content in ((FaultInjectingFileSystem(), None), (disk(), b"12")):
         file = fs.open("a", "wb")
         file.write(b"12")
-        assert (fs.cat_file("a") if fs.exists("a") else None) == seen
+        assert (fs.cat_file("a") if fs.exists("a") else None) == content
         file.close()
         assert fs.cat_file("a") == b"12"
 
@@ -198,8 +198,8 @@ def test_lose_unsynced_restores_a_replaced_file_and_may_keep_names(empty_names: 
         fs.pipe_file(name, b"new")
     fs.rm_file("b")
     crash(fs)
-    left = {"a": b"old"} | ({"c": b""} if empty_names else {})
-    assert {name: fs.cat_file(name) for name in fs.find("")} == left
+    expected = {"a": b"old"} | ({"c": b""} if empty_names else {})
+    assert {name: fs.cat_file(name) for name in fs.find("")} == expected
 
 
 def test_lose_unsynced_keeps_finished_objects() -> None:
@@ -294,32 +294,32 @@ def test_run_calls_a_function_between_two_calls() -> None:
 
 def test_concurrent_calls_are_counted_and_creates_have_one_winner() -> None:
     fs = FaultInjectingFileSystem()
-    made: list[int] = []
+    created_files: list[int] = []
 
     def make(number: int) -> None:
         for file in range(50):
             with contextlib.suppress(FileExistsError):
                 fs.pipe_file(str(file), b"%d" % number, mode="create")
-                made.append(file)
+                created_files.append(file)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(make, range(4)))
-    assert sorted(made) == list(range(50))
+    assert sorted(created_files) == list(range(50))
     assert sorted(call.number for call in fs.calls) == list(range(1, 201))
 
 
 def test_file_systems_are_shared_by_name() -> None:
-    fs, other = FaultInjectingFileSystem(), FaultInjectingFileSystem()
+    fs, second = FaultInjectingFileSystem(), FaultInjectingFileSystem()
     with fsspec.open(fs.url("d/a"), "wb") as file:
         file.write(b"1")
     assert fs.find("") == [fs.url("d/a").removeprefix("faulty://")]
-    assert other.find("") == []
+    assert second.find("") == []
     assert not [path for path in fsspec.filesystem("memory").find("/") if path.endswith("/d/a")]
 
 
 @pytest.mark.parametrize(
-    "given", [("never", 1), ("fail", 0), ("run", 1)], ids=["kind", "number", "nothing-to-run"]
+    "arguments", [("never", 1), ("fail", 0), ("run", 1)], ids=["kind", "number", "nothing-to-run"]
 )
-def test_invalid_fault_is_refused(given: tuple[str, int]) -> None:
+def test_invalid_fault_is_refused(arguments: tuple[str, int]) -> None:
     with pytest.raises(ValueError, match=r"."):
-        Fault(*given)
+        Fault(*arguments)
