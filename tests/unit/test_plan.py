@@ -43,6 +43,14 @@ def cells() -> list[tuple[int, int, float, float]]:
     ]
 
 
+def measurement(keys: int, changed: int) -> dict[str, float]:
+    """Return the milliseconds of our store's median batch, and its bytes in storage at the end."""
+    for row in rows_of("Bytes written for each changed byte"):
+        if "spark" in row[0] and row[1:3] == [str(keys), str(changed)]:
+            return {"p50": float(row[4]), "stored": float(row[6])}
+    raise KeyError(keys, changed)
+
+
 def write_amplification(rows: int) -> tuple[float, float]:
     """Return the bytes for each changed byte in 200 batches of a large state: modelled and measured."""
     measured = large_state(rows)

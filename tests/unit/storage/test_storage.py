@@ -85,8 +85,8 @@ def test_checkpoint_name_round_trip() -> None:
         CheckpointName(2**62, "x" * 64),
     ):
         assert CheckpointName.parse(name.directory) == name
-        assert CheckpointName.of(name) is name
-    assert CheckpointName.of(7) == CheckpointName(7)
+        assert CheckpointName.from_name_or_number(name) is name
+    assert CheckpointName.from_name_or_number(7) == CheckpointName(7)
     other_names = (
         "chk-",
         "chk--1",
