@@ -17,7 +17,7 @@ from spark_statestore.writing.rows import Mode
 _in_place = click.option(
     "--in-place",
     is_flag=True,
-    help="Change SOURCE itself, the checkpoint of a stopped query in format v2; without TARGET.",
+    help="Change SOURCE itself, the checkpoint of a stopped query; without TARGET.",
 )
 
 

@@ -22,7 +22,7 @@ from spark_statestore.formats.metadata import (
     require_type,
 )
 
-_NAME: Final = re.compile(r"(\d{1,19})-(\d{1,19})-(\d{1,19})(-copy)?")
+_NAME: Final = re.compile(r"(\d{1,19})-(\d{1,19})-(\d{1,19})(-copy|-written-(\d{1,19}))?")
 # The paths become paths of the file system.
 _PATH: Final = re.compile(r"\d+/\d+/(?:[^/\0]+/)?chk-\d{1,19}(?:_[0-9A-Za-z]{1,64})?/_metadata")
 
@@ -39,25 +39,32 @@ class PhysicalName:
         Distinguishes files of one range.
     is_copy
         Whether what is in it was published in other files before, which are deleted once it is whole.
+    write
+        Number of the write in place that published it after the file without a write, from 1; 0 if a batch
+        did. Its attempts may follow attempts that were copied.
     """
 
     oldest: int
     newest: int
     number: int
     is_copy: bool = False
+    write: int = 0
 
     @classmethod
     def parse(cls, name: str) -> PhysicalName | None:
         """Parse the name of a physical file; return None for other names."""
         match = _NAME.fullmatch(name)
-        return match and cls(int(match[1]), int(match[2]), int(match[3]), match[4] is not None)
+        return match and cls(
+            int(match[1]), int(match[2]), int(match[3]), match[4] == "-copy", int(match[5] or 0)
+        )
 
     def covers(self, version: int) -> bool:
         """Return True if the file may contain a version."""
         return self.oldest <= version <= self.newest
 
     def __str__(self) -> str:
-        return f"{self.oldest}-{self.newest}-{self.number}{'-copy' if self.is_copy else ''}"
+        end = "-copy" if self.is_copy else f"-written-{self.write}" if self.write else ""
+        return f"{self.oldest}-{self.newest}-{self.number}{end}"
 
 
 @dataclass(frozen=True, slots=True)

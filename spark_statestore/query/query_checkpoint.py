@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -379,24 +379,25 @@ class QueryCheckpoint:
         )
         return 1 if single else operator.partitions
 
-    def open(self, store: StoreId) -> StoreDirectory:
-        """Open a store's versions."""
+    def open(self, store: StoreId, options: StorageOptions | None = None) -> StoreDirectory:
+        """Open a store's versions; `options` are for what is written to it."""
         self._require_inside(store.directories)
         directory = join(self.state_url, *store.directories)
-        return StoreDirectory(store, directory, StorageOptions(fsync=self._fsync), merged_of=self._merged_of)
+        options = replace(options or StorageOptions(), fsync=self._fsync)
+        return StoreDirectory(store, directory, options, merged_of=self._merged_of)
 
     def open_state(self, *, fsync: bool = False) -> tuple[FileSystem, str]:
         """Return the file system of the stores, and the stores' directory.
 
         The file system has merged files at their stores' paths.
         """
-        files, directory = open_file_system(self.state_url, fsync=fsync)
+        files, directory = open_file_system(self.state_url, fsync=fsync or self._fsync)
         state = directory.rstrip("/")
         return MergedFileSystem(files, self._merged_of(files, state)), state
 
     def merged_files(self) -> MergedFiles:
         """Return the merged files of all stores."""
-        files, directory = open_file_system(self.state_url)
+        files, directory = open_file_system(self.state_url, fsync=self._fsync)
         return self._merged_of(files, directory.rstrip("/"))
 
     def _merged_of(self, files: FileSystem, state_directory: str) -> MergedFiles:

@@ -20,10 +20,11 @@ from spark_statestore.formats.change_batches import CHANGE_SCHEMA
 from spark_statestore.query.query_checkpoint import QueryCheckpoint, StoreVersion
 from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
 from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle, discard_file
+from spark_statestore.storage.incremental_handle import IncrementalStateHandle
 from spark_statestore.store.bounded_read import changes_in_parts
 from spark_statestore.store.changelog import MERGE, PUT
 from spark_statestore.store.changelog_apply import apply_changelog, byte_sizes, numbered, slices
-from spark_statestore.store.commit import begin_checkpoint
+from spark_statestore.store.commit import PendingCheckpoint, begin_checkpoint
 from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.healing import readable_metadata
 from spark_statestore.store.metadata import CheckpointMetadata, ColumnFamily, StoreId
@@ -46,11 +47,14 @@ class StoreSnapshot:
     rows
         Returns an iterator over all rows: the name of a column family and a table of `ROW_SCHEMA`. A column
         family has any number of tables; the values of a key are in one table, in their order.
+    parent_attempt_id
+        The attempt that wrote the version before; None if it is not known, or if there is none.
     """
 
     store: StoreId
     column_families: tuple[ColumnFamily, ...]
     rows: Callable[[], Iterator[tuple[str, pa.Table]]]
+    parent_attempt_id: str | None = None
 
 
 def read_store(
@@ -67,7 +71,7 @@ def read_store(
     def rows() -> Iterator[tuple[str, pa.Table]]:
         return _rows(versions, version.name, metadata, memory)
 
-    return StoreSnapshot(version.store, metadata.column_families, rows)
+    return StoreSnapshot(version.store, metadata.column_families, rows, metadata.parent_attempt_id)
 
 
 def require_streams(checkpoint: QueryCheckpoint, version: StoreVersion) -> CheckpointMetadata:
@@ -126,13 +130,70 @@ def make_durable(checkpoint: QueryCheckpoint, version: StoreVersion, metadata: C
 
 
 def write_store(
-    versions: StoreDirectory, name: CheckpointName, attempt_id: str, content: StoreSnapshot
+    versions: StoreDirectory,
+    name: CheckpointName,
+    attempt_id: str,
+    content: StoreSnapshot,
+    parent_attempt_id: str | None = None,
 ) -> None:
-    """Write the content of a store as one full snapshot; on failure the version does not exist."""
+    """Write the content of a store as one full snapshot; on failure the version does not exist.
+
+    `parent_attempt_id` is the attempt at the version before, None where that is not in the checkpoint.
+    """
+    with _written(versions, name, attempt_id, content) as pending:
+        pending.publish(None, parent_attempt_id, None)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedStore:
+    """The content of a store as one full snapshot, whose metadata is not published.
+
+    Attributes
+    ----------
+    path
+        Path of the metadata.
+    """
+
+    versions: StoreDirectory
+    path: str
+    attempt_id: str
+    metadata: bytes
+    handle: IncrementalStateHandle
+
+    def discard(self) -> None:
+        """Remove its streams; what is left of them in a failing storage is an orphan."""
+        with contextlib.suppress(StateStoreError, OSError):
+            for path in _files_of(self.handle):
+                discard_file(self.versions.files, path)
+
+
+def encode_store(
+    versions: StoreDirectory,
+    name: CheckpointName,
+    attempt_id: str,
+    content: StoreSnapshot,
+    parent_attempt_id: str | None,
+) -> EncodedStore:
+    """Write the streams of a full snapshot, and return its metadata, for `MergedFiles.write`."""
+    with _written(versions, name, attempt_id, content, merge=True) as pending:
+        metadata, handle = pending.encode(parent_attempt_id)
+    return EncodedStore(versions, versions.metadata_path(name), attempt_id, metadata, handle)
+
+
+@contextlib.contextmanager
+def _written(
+    versions: StoreDirectory,
+    name: CheckpointName,
+    attempt_id: str,
+    content: StoreSnapshot,
+    *,
+    merge: bool = False,
+) -> Iterator[PendingCheckpoint]:
+    """Write all rows of a store; abandon them if that or the body of the context fails."""
     positions = {state.name: position for position, state in enumerate(content.column_families)}
     keys = [0] * len(positions)
     values = [0] * len(positions)
-    pending = begin_checkpoint(versions, name, attempt_id, content.column_families)
+    pending = begin_checkpoint(versions, name, attempt_id, content.column_families, merge=merge)
     try:
         for state, table in content.rows():
             position = positions[state]
@@ -152,7 +213,7 @@ def write_store(
             )
             for position, state in enumerate(content.column_families)
         )
-        pending.publish(None, None, None)
+        yield pending
     except BaseException:
         pending.abandon()
         raise
@@ -162,15 +223,15 @@ def discard_store(versions: StoreDirectory, name: CheckpointName) -> None:
     """Remove an attempt that nothing names; what is left of it in a failing storage is an orphan."""
     with contextlib.suppress(StateStoreError, OSError):
         metadata = versions.metadata(name)
-        for path in (
-            versions.metadata_path(name),
-            *(
-                stream.path
-                for entry in metadata.handle
-                if isinstance(stream := entry.state.delegate_state_handle, FileStateHandle)
-            ),
-        ):
+        for path in (versions.metadata_path(name), *_files_of(metadata.handle)):
             discard_file(versions.files, path)
+
+
+def _files_of(handle: IncrementalStateHandle) -> Iterator[str]:
+    """Yield the paths of the files in ``shared/`` that a chain uses."""
+    for entry in handle:
+        if isinstance(stream := entry.state.delegate_state_handle, FileStateHandle):
+            yield stream.path
 
 
 def _rows(

@@ -177,6 +177,25 @@ class MergedFiles(MergedLookup):
             self._publishing.add(pending)
         self._publish(index, pending, lambda *_: None)
 
+    def write(self, objects: Iterable[tuple[str, str, bytes]], guard: CommitGuard) -> None:
+        """Publish metadata that counts from now on at each path, all of it in one physical file.
+
+        Parameters
+        ----------
+        objects
+            Path, attempt and metadata of each version, which has no checkpoint id.
+        guard
+            Called before each try to create the file.
+        """
+        pending = PhysicalFile()
+        with self._lock:
+            index = self._index
+            for path, attempt_id, data in objects:
+                place = self._place_to_add(path)
+                index.insert(LogicalFile(*place, attempt_id, UNRANKED, len(data), pending, data=data))
+            self._publishing.add(pending)
+        self._publish(index, pending, guard, is_written=True)
+
     def discard(self, path: str) -> bool:
         """Discard a logical file; return False if there is none.
 
@@ -274,15 +293,19 @@ class MergedFiles(MergedLookup):
         self._publishing.add(pending)
         return pending
 
-    def _publish(self, index: MergedIndex, pending: PhysicalFile, guard: CommitGuard) -> None:
+    def _publish(
+        self, index: MergedIndex, pending: PhysicalFile, guard: CommitGuard, *, is_written: bool = False
+    ) -> None:
         try:
-            self._publish_taken(index, pending, guard)
+            self._publish_taken(index, pending, guard, is_written=is_written)
         finally:
             with self._lock:
                 self._publishing.discard(pending)
                 self._publication_ended.notify_all()
 
-    def _publish_taken(self, index: MergedIndex, pending: PhysicalFile, guard: CommitGuard) -> None:
+    def _publish_taken(
+        self, index: MergedIndex, pending: PhysicalFile, guard: CommitGuard, *, is_written: bool
+    ) -> None:
         try:
             is_known = False
             while True:
@@ -294,7 +317,7 @@ class MergedFiles(MergedLookup):
                     self._read_indexes(index, version)
                 with self._lock:
                     is_known = index.rank(objects) or bool(index.damaged) or is_known
-                    name = index.next_name(versions)
+                    name = index.next_name(versions, is_written=is_written)
                 unnamed = next((logical for logical in objects if logical.checkpoint.id is None), None)
                 if unnamed is not None and (is_known or not is_owned):
                     guard(unnamed, is_known)

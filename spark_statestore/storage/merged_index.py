@@ -175,14 +175,14 @@ class MergedIndex:
         """
         own_name = None if logical is None else logical.physical.name
         for name, error in self.damaged.items():
-            # What is copied is committed, so that no attempt followed it. While a copy is written, the
-            # originals are there.
+            # What is copied is committed, so that no attempt but one written in place followed it. While a
+            # copy is written, the originals are there.
             is_older = own_name is not None and (
-                own_name.is_copy
+                (own_name.is_copy and not name.write)
                 or name.is_copy
                 or (
                     (name.oldest, name.newest) == (own_name.oldest, own_name.newest)
-                    and name.number < own_name.number
+                    and (name.number, name.write) < (own_name.number, own_name.write)
                 )
             )
             if name.covers(checkpoint.version) and (
@@ -288,12 +288,20 @@ class MergedIndex:
         physical, self.pending = self.pending, PhysicalFile()
         return physical
 
-    def next_name(self, versions: Collection[int], *, is_copy: bool = False) -> PhysicalName:
+    def next_name(
+        self, versions: Collection[int], *, is_copy: bool = False, is_written: bool = False
+    ) -> PhysicalName:
         """Return the next free name of a physical file with these versions."""
         oldest, newest = min(versions), max(versions)
         names = [*self.physical, *self.damaged, *(self.unread or ())]
-        numbers = [name.number for name in names if (name.oldest, name.newest) == (oldest, newest)]
-        return PhysicalName(oldest, newest, max(numbers, default=-1) + 1, is_copy)
+        taken = [
+            (name.number, name.write) for name in names if (name.oldest, name.newest) == (oldest, newest)
+        ]
+        if is_written:
+            # The numbers of the others stay without gaps, see `MergedLookup.is_newest`.
+            number, write = max(taken, default=(0, 0))
+            return PhysicalName(oldest, newest, number, write=write + 1)
+        return PhysicalName(oldest, newest, max(taken, default=(-1, 0))[0] + 1, is_copy)
 
     def place(
         self, physical: PhysicalFile, name: PhysicalName, size: int, objects: Iterable[LogicalFile]

@@ -170,6 +170,13 @@ class MergedLookup:
             return False
         return self._files.exists(name)
 
+    def names_of(self, version: int) -> frozenset[PhysicalName]:
+        """Return the physical files that may have a version, as the storage lists them now."""
+        self.look_for_others(time.monotonic(), version)
+        index = self._with_indexes(version)
+        with self._lock:
+            return frozenset(name for name in (*index.physical, *index.damaged) if name.covers(version))
+
     def physical_files(self) -> list[tuple[FileStatus, list[str]]]:
         """Return the physical files, each with the paths of its logical files."""
         index = self._with_indexes(None)

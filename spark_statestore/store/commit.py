@@ -139,7 +139,7 @@ class PendingCheckpoint(PendingSnapshot):
         hand_over: bool = False,
     ) -> None:
         self._store = store
-        self._merged = store.merged if merge else None
+        self._merged = store.merged if merge and store.options.storage == "filesystem" else None
         self._hands_over = hand_over
         self._location = location
         self._name = name
@@ -195,18 +195,8 @@ class PendingCheckpoint(PendingSnapshot):
                 handle = extend_chain(parent, version, stream)
             if base is not None:
                 handle = self._rebase(handle, base, oldest_base_version)
-            metadata = CheckpointMetadata(
-                store=self._store.store,
-                version=version,
-                attempt_id=self._attempt_id,
-                parent_attempt_id=parent_attempt_id,
-                created_ms=time.time_ns() // 1_000_000,
-                written_by=__version__,
-                column_families=self.column_families,
-                handle=handle,
-            )
             encoded_handle = self._encode(handle, None if base is not None else parent)
-            encoded = encode_metadata(metadata, inline, encoded_handle)
+            encoded = encode_metadata(self._metadata(handle, parent_attempt_id), inline, encoded_handle)
             objects, in_memory = self._publish_metadata(encoded)
             self._store.retention.track(self._name, handle, attempt_id=self._attempt_id)
         except BaseException:
@@ -222,6 +212,26 @@ class PendingCheckpoint(PendingSnapshot):
             metadata=in_memory,
             merged=self._merged is not None,
             next_directory=self._next_directory(),
+        )
+
+    def encode(self, parent_attempt_id: str | None) -> tuple[bytes, IncrementalStateHandle]:
+        """Return the metadata and the handle of a full snapshot, which `MergedFiles.write` publishes."""
+        stream, inline = self._finish_state()
+        handle = start_chain(self._version, stream, self._rows)
+        encoded_handle = encode_handle(handle, self._store.context)
+        metadata = self._metadata(handle, parent_attempt_id)
+        return bytes(encode_metadata(metadata, inline, encoded_handle)), handle
+
+    def _metadata(self, handle: IncrementalStateHandle, parent_attempt_id: str | None) -> CheckpointMetadata:
+        return CheckpointMetadata(
+            store=self._store.store,
+            version=self._version,
+            attempt_id=self._attempt_id,
+            parent_attempt_id=parent_attempt_id,
+            created_ms=time.time_ns() // 1_000_000,
+            written_by=__version__,
+            column_families=self.column_families,
+            handle=handle,
         )
 
     def _encode(self, handle: IncrementalStateHandle, parent: IncrementalStateHandle | None) -> bytes:

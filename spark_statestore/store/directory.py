@@ -129,7 +129,8 @@ class StoreDirectory:
         self.is_local = type(self.files) is LocalFileSystem
         self.merged: MergedFiles | None = None
         state = state_directory_of(self.directory, store)
-        if merged_of is not None and state is not None and options.storage == "filesystem":
+        # A write in place merges for every storage in files.
+        if merged_of is not None and state is not None and not options.is_on_driver:
             self.merged = merged_of(self.files, state)
             self.files = MergedFileSystem(self.files, self.merged)
         self.storage: CheckpointStorage

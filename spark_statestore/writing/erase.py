@@ -120,7 +120,14 @@ def erase(
     activity.require_stopped(stopped=stopped)
     checkpoint.require_batch(None)
     batches = checkpoint.batches()
-    # Raises for another checkpoint format.
+    for batch in batches:
+        # In format v1 the attempts of before stay beside those that replace them.
+        if operator not in (checkpoint.commit(batch).state_ids or {}):
+            checkpoint.operator(operator, batch)
+            raise OptionError(
+                f"the query of {checkpoint.url} has checkpoint format v1, in which the attempts of before "
+                "stay with the key. Write a copy without it. Nothing was changed."
+            )
     places = {batch: InPlaceWrite(checkpoint, batch, operator, activity) for batch in batches}
     query = _Location(checkpoint, operator, predicate, places)
     copies = {

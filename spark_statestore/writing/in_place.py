@@ -10,26 +10,40 @@ from typing import Final
 from spark_statestore.errors import OptionError, QueryRunningError
 from spark_statestore.files import join, parent_of
 from spark_statestore.files.failures import failing_to
+from spark_statestore.options import StorageOptions
 from spark_statestore.query import QueryCheckpoint, StoreVersion
 from spark_statestore.query.layout import new_rolled_back_directory, replace_file
 from spark_statestore.query.parallel import Progress, parallel_iter
 from spark_statestore.query.query_checkpoint import COMMITS
 from spark_statestore.query.running import ActivityCheck
 from spark_statestore.query.savepoint_lookup import is_or_was_savepoint
-from spark_statestore.query.store_snapshot import StoreSnapshot, discard_store, read_store, write_store
+from spark_statestore.query.store_snapshot import (
+    EncodedStore,
+    StoreSnapshot,
+    discard_store,
+    encode_store,
+    read_store,
+    write_store,
+)
 from spark_statestore.storage import CheckpointName
 from spark_statestore.store.directory import StoreDirectory
+from spark_statestore.store.metadata import StoreId
 
 IN_PLACE: Final = "in-place"
 """Directory in ``rolled-back/<time>/`` of the entry before a write in place."""
 
+# The metadata of all stores is in memory before it is in one file.
+_SMALL_METADATA: Final = StorageOptions(file_state_threshold=16 << 10)
+
 
 class InPlaceWrite:
-    """A write of an operator's state in its checkpoint, which Spark's commit log names as a whole.
+    """A write of an operator's state in its checkpoint, which one file makes count as a whole.
 
-    The stores get attempts of their own at a batch, beside those that are there, and then one file of the
-    commit log names them. A copy of the file as it was, in ``rolled-back/<time>/in-place/``, has the state of
-    before, which stays as long as the batch is retained.
+    The stores get attempts of their own at a batch, beside those that are there. In checkpoint format v2 one
+    file of the commit log names them then. A copy of the file as it was, in
+    ``rolled-back/<time>/in-place/``, has the state of before, which stays as long as the batch is retained.
+    In format v1, where the last attempt counts, their metadata is published in one merged file; without it
+    the attempts of before count again, which stay as long.
 
     Parameters
     ----------
@@ -42,8 +56,6 @@ class InPlaceWrite:
 
     Raises
     ------
-    OptionError
-        If the batch has no checkpoint ids, so that its stores cannot change at once.
     CheckpointNotFoundError
         If there is no such operator.
     """
@@ -70,11 +82,9 @@ class InPlaceWrite:
         self._commit = checkpoint.commit(batch)
         # Raises if there is none.
         checkpoint.operator(operator, batch)
-        if operator not in (self._commit.state_ids or {}):
-            raise OptionError(
-                f"the query of {checkpoint.url} has checkpoint format v1, in which the stores of a batch "
-                "cannot change at once. Write a copy. Nothing was changed."
-            )
+        self._has_ids = operator in (self._commit.state_ids or {})
+        self._merged = checkpoint.merged_files()
+        self._names_before = self._merged_names()
 
     def write(
         self,
@@ -84,16 +94,18 @@ class InPlaceWrite:
         *,
         keeps_entry: bool = True,
     ) -> None:
-        """Write the stores with their changes, and have the commit log name them.
+        """Write the stores with their changes, and have them count at once.
 
         Stores that `change` returns as they are stay. Without `keeps_entry` the file of the commit log is not
         copied before.
         """
         versions = self._checkpoint.stores(self._batch, self._operator)
+        parents = self._parents()
         report: Progress = progress or (lambda done, total: None)
         report(0, len(versions))
 
         written: list[tuple[StoreDirectory, CheckpointName]] = []
+        encoded: list[EncodedStore] = []
 
         def write(version: StoreVersion) -> str:
             content = read_store(self._checkpoint, version, memory)
@@ -101,9 +113,16 @@ class InPlaceWrite:
             if changed is content:
                 return str(version.name.id)
             attempt_id = secrets.token_hex(8)
-            name, store = CheckpointName(self._batch + 1, attempt_id), self._checkpoint.open(version.store)
-            write_store(store, name, attempt_id, changed)
-            written.append((store, name))
+            parent = content.parent_attempt_id
+            if self._has_ids:
+                store = self._checkpoint.open(version.store)
+                name = CheckpointName(version.name.version, attempt_id)
+                parent = parent and parents.get(version.store, parent)
+                write_store(store, name, attempt_id, changed, parent)
+                written.append((store, name))
+            else:
+                store = self._checkpoint.open(version.store, _SMALL_METADATA)
+                encoded.append(encode_store(store, version.name, attempt_id, changed, parent))
             return attempt_id
 
         try:
@@ -115,8 +134,31 @@ class InPlaceWrite:
         except BaseException:
             for store, name in written:
                 discard_store(store, name)
+            for attempt in encoded:
+                attempt.discard()
             raise
-        self._publish(ids, keeps_entry=keeps_entry)
+        if self._has_ids:
+            self._publish(ids, keeps_entry=keeps_entry)
+        elif encoded:
+            self._publish_merged(encoded)
+        if added := self._activity.added():
+            before = (
+                "the entry of its commit log as it was is in rolled-back/."
+                if self._has_ids
+                else ("without the newest file of state/_merged/ it is that of before.")
+            )
+            raise QueryRunningError(
+                f"the query of {self._checkpoint.url} runs: it has written {', '.join(added)} while state "
+                "was written in place, and may go on with the state of before. Stop the query, and see which "
+                f"state it has; {before}"
+            )
+
+    def _parents(self) -> dict[StoreId, str | None]:
+        """Return the attempts at the version before that the commit log names, in checkpoint format v2."""
+        if not self._has_ids or self._batch - 1 not in self._checkpoint.batches():
+            return {}
+        before = self._checkpoint.stores(self._batch - 1, self._operator)
+        return {version.store: version.name.id for version in before if version.name.id}
 
     def _publish(self, ids: Sequence[str], *, keeps_entry: bool) -> None:
         before = self._commit.state_ids or {}
@@ -127,18 +169,26 @@ class InPlaceWrite:
         if keeps_entry:
             self._keep(path)
         replace_file(self._checkpoint, f"{COMMITS}/{self._batch}", entry.encode())
-        if added := self._activity.added():
-            raise QueryRunningError(
-                f"the query of {self._checkpoint.url} runs: it has written {', '.join(added)} while state "
-                "was written in place, and may go on with the state of before. Stop the query, and see which "
-                "state it has; the entry of its commit log as it was is in rolled-back/."
-            )
+
+    def _publish_merged(self, encoded: Sequence[EncodedStore]) -> None:
+        objects = ((attempt.path, attempt.attempt_id, attempt.metadata) for attempt in encoded)
+        with failing_to("write", *self._checkpoint.open_state()):
+            self._merged.write(objects, lambda *_: self._require_unchanged())
+
+    def _merged_names(self) -> frozenset[str]:
+        """Return the merged files that may have the batch's versions without ids; none with them."""
+        if self._has_ids:
+            return frozenset()
+        with failing_to("list", *self._checkpoint.open_state()):
+            return frozenset(map(str, self._merged.names_of(self._batch + 1)))
 
     def _require_unchanged(self) -> None:
-        """Raise if the query runs, or if another process has changed the entry of its commit log."""
+        """Raise if the query runs, or if another process has changed the state of the batch."""
         added = self._activity.added()
         if not added and self._checkpoint.read(COMMITS, str(self._batch)) != self._before:
             added = [f"{COMMITS}/{self._batch}"]
+        if not added:
+            added = sorted(self._merged_names() - self._names_before)
         if added:
             raise QueryRunningError(
                 f"the query of {self._checkpoint.url} runs, or another process changes it, which has "

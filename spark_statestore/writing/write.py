@@ -98,8 +98,8 @@ def write_state(
     batch
         The last batch of the copy, by default the newest committed one.
     in_place
-        Change the state of the stopped query, in checkpoint format v2. The entry of its commit log with the
-        state of before is kept in ``rolled-back/``; docs/writing.md says how it is put back.
+        Change the state of the stopped query. The state of before is kept; docs/writing.md says how it is put
+        back.
     stopped
         With `in_place`, the query is stopped: do not check its logs for activity.
     memory

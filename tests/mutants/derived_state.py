@@ -12,6 +12,7 @@ _WRITING: Final = "spark_statestore/writing"
 _UNIT: Final = "tests/unit/writing/test_layout_changes.py"
 _FOLLOW: Final = (f"{_UNIT}::test_derived_states_follow_from_changed_rows",)
 _EXACT: Final = (f"{_UNIT}::test_keys_that_arrow_does_not_represent_stay_or_are_refused",)
+_PLACE: Final = "tests/unit/writing/test_in_place.py"
 _ERASE: Final = "tests/unit/writing/test_erase.py"
 _LOSS: Final = "tests/unit/savepoints/test_faults.py::test_operation_on_local_files_survives_a_power_loss"
 _ABSENCE: Final = "tests/unit/writing/test_absence.py"
@@ -126,7 +127,7 @@ MUTANTS: Final = (
         f"{_WRITING}/in_place.py",
         "self._keep(path)",
         "pass",
-        ("tests/unit/writing/test_write.py::test_state_is_written_in_place_and_put_back",),
+        (f"{_PLACE}::test_state_is_written_in_place_and_put_back",),
         "State that was written in place can be put back.",
     ),
     Mutant(
@@ -134,7 +135,7 @@ MUTANTS: Final = (
         "spark_statestore/query/layout.py",
         "for beside in with_checksum(checkpoint, name)[:-1]:",
         "for beside in ():",
-        ("tests/unit/writing/test_write.py::test_state_is_written_in_place_and_put_back",),
+        (f"{_PLACE}::test_state_is_written_in_place_and_put_back",),
         "Hadoop reads the entry of the commit log that was written in place.",
     ),
     Mutant(
@@ -144,6 +145,38 @@ MUTANTS: Final = (
         "attempt_id = str(version.name.id)",
         ("tests/unit/savepoints/test_faults.py::test_interrupted_operation_on_an_object_store_is_atomic",),
         "An interrupted write in place has changed nothing.",
+    ),
+    Mutant(
+        "in-place-in-several-files",
+        f"{_WRITING}/in_place.py",
+        "self._merged.write(objects, lambda *_: self._require_unchanged())",
+        "[self._merged.write([single], lambda *_: None) for single in objects]",
+        ("tests/unit/savepoints/test_faults.py::test_interrupted_operation_on_an_object_store_is_atomic",),
+        "An interrupted write in place has changed nothing, also in checkpoint format v1.",
+    ),
+    Mutant(
+        "in-place-beside-another",
+        f"{_WRITING}/in_place.py",
+        "added = sorted(self._merged_names() - self._names_before)",
+        "added = []",
+        (f"{_PLACE}::test_writes_in_place_at_once_exclude_each_other",),
+        "No write in place takes state for that of before which another one has replaced.",
+    ),
+    Mutant(
+        "in-place-that-is-damaged",
+        "spark_statestore/storage/merged_index.py",
+        "(other.is_copy and not name.write)",
+        "other.is_copy",
+        (f"{_PLACE}::test_damaged_write_in_place_is_not_taken_for_the_state_of_before",),
+        "A damaged write in place is an error, not the state of before.",
+    ),
+    Mutant(
+        "in-place-without-a-parent",
+        f"{_WRITING}/in_place.py",
+        "parent = content.parent_attempt_id",
+        "parent = None",
+        ("tests/spark/test_write_in_place.py::test_query_goes_on_after_a_write_in_place",),
+        "The change feed has the changes of a write in place.",
     ),
     Mutant(
         "absent-keys-in-orphans",

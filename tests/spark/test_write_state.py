@@ -181,25 +181,6 @@ def test_aggregation_goes_on_from_written_state(spark: Any, tmp_path: Path, form
         assert len(query.state()) == 5
 
 
-def test_query_goes_on_after_a_write_in_place(spark: Any, tmp_path: Path) -> None:
-    query = started(spark, tmp_path, sums, "update", 2)
-    state = read_state(str(query.checkpoint))
-    value = rows_of(state)["a",]
-    rows = changed(state, {("a",): value | {"sum": 1000}, ("z",): value})
-    # The executor still has the state of before in memory.
-    written = write_state(str(query.checkpoint), None, rows, in_place=True, stopped=True)
-    assert (written.batch, written.added, written.changed) == (0, 1, 1)
-    output = go_on(query, query.checkpoint, event("a", 1), event("b", 1), event("z", 1))
-    assert [row.split(", m=")[0] for row in output] == [
-        "Row(k='a', s=1001",
-        "Row(k='b', s=4",
-        "Row(k='z', s=4",
-    ]
-    query.feed([event("a", 1)])
-    ((_, again),) = query.run()
-    assert [row.split(", m=")[0] for row in again] == ["Row(k='a', s=1002"]
-
-
 def test_aggregation_goes_on_from_a_data_frame(spark: Any, tmp_path: Path) -> None:
     query = started(spark, tmp_path, sums, "update")
     ((sum_name, _), (max_name, _)) = rows_of(read_state(str(query.checkpoint)))["a",].items()

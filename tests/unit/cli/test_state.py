@@ -79,14 +79,6 @@ def test_state_changes_in_place(query: StoredQuery, tmp_path: Path) -> None:
     assert counts(query.url) == {word: n for word, n in before.items() if word != "ann"}
 
 
-def test_format_v1_does_not_change_in_place(tmp_path: Path) -> None:
-    query = StoredQuery(tmp_path / "query", 1)
-    query.run(ann=1)
-    arguments = (query.url, "--where", "true", "--in-place", "--stopped")
-    assert "has checkpoint format v1" in output_of("state", "delete", *arguments, code=2)
-    assert counts(query.url) == {"ann": 1}
-
-
 @pytest.mark.parametrize("arguments", [["FILE", "--where", "true"], []])
 def test_delete_needs_either_a_file_or_a_condition(
     query: StoredQuery, target: Path, arguments: list[Any]

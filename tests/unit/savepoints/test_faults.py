@@ -68,13 +68,13 @@ BATCH_KEYS = [row_key(StoreId(0, partition, "default"), b"batch") for partition 
 class Scene:
     """A query after two batches, and a savepoint of the last one."""
 
-    def __init__(self, model: Model, kind: Kind) -> None:
+    def __init__(self, model: Model, kind: Kind, *, with_ids: bool = True) -> None:
         self.fs = model.fs
         self.fs.restart()
         self.model = model
         self.root = self.fs.url(f"scene-{next(_numbers)}")
         self.query = WrittenQuery(
-            f"{self.root}/checkpoint", True, operators=OPERATORS, options=SYNCED, key=row_key
+            f"{self.root}/checkpoint", with_ids, operators=OPERATORS, options=SYNCED, key=row_key
         )
         self.contents: list[Content] = []
         for batch in range(2):
@@ -158,11 +158,14 @@ class Operation:
         Check of the result, given True if the operation returned.
     kind
         Of the savepoint that is there.
+    with_ids
+        Whether the query has checkpoint format v2.
     """
 
     operate: Callable[[Scene], object]
     check: Callable[[Scene, bool], None]
     kind: Kind = "canonical"
+    with_ids: bool = True
 
 
 def query_is_whole(scene: Scene) -> None:
@@ -318,7 +321,7 @@ def writes() -> Operation:
     return Operation(operate, check)
 
 
-def writes_in_place() -> Operation:
+def writes_in_place(kind: Kind = "canonical", *, with_ids: bool) -> Operation:
     """Return the write of a query's state without a key, as `write_state` does it in place."""
 
     def operate(scene: Scene) -> None:
@@ -326,14 +329,15 @@ def writes_in_place() -> Operation:
         InPlaceWrite(checkpoint, 1, 0, ActivityCheck(checkpoint)).write(without_batch)
 
     def check(scene: Scene, done: bool) -> None:
-        checkpoint = scene.query.checkpoint
+        # Another one may have listed the merged files before.
+        checkpoint = QueryCheckpoint(scene.query.url)
         assert content(checkpoint, 0) == scene.contents[0]
         before = scene.contents[1]
         wanted = rows_without_batch(before)
         assert content(checkpoint, 1) in ([wanted] if done else [before, wanted])
         savepoints_are_whole(scene, 1)
 
-    return Operation(operate, check)
+    return Operation(operate, check, kind, with_ids)
 
 
 def erases() -> Operation:
@@ -376,7 +380,9 @@ OPERATIONS = {
         lambda scene: clone(scene.query.url, scene.new_location()), restores("canonical").check
     ),
     "a-write": writes(),
-    "a-write-in-place": writes_in_place(),
+    "a-write-in-place": writes_in_place(with_ids=True),
+    # The savepoint has the attempts of before.
+    "a-write-in-place-without-ids": writes_in_place("pointer", with_ids=False),
     "an-erasure": erases(),
     "a-rescale-in-place": rescales_in_place(),
     "a-rollback": rolls_back(lambda url: rollback(url, 0, stopped=True)),
@@ -384,7 +390,7 @@ OPERATIONS = {
 
 
 def faults(model: Model, operation: Operation) -> Iterator[Fault]:
-    scene = Scene(model, operation.kind)
+    scene = Scene(model, operation.kind, with_ids=operation.with_ids)
     scene.fs.inject()
     operation.operate(scene)
     calls = scene.fs.calls
@@ -399,7 +405,7 @@ def faults(model: Model, operation: Operation) -> Iterator[Fault]:
 
 def run(model: Model, operation: Operation, fault: Fault) -> None:
     count(f"savepoint, {'local' if isinstance(model.fs, LocalDisk) else 'fsspec'} files: {fault.kind}")
-    scene = Scene(model, operation.kind)
+    scene = Scene(model, operation.kind, with_ids=operation.with_ids)
     scene.fs.inject(fault)
     done = False
     message = ""

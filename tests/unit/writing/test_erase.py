@@ -123,6 +123,15 @@ def test_key_is_erased_from_savepoints(
     assert (again.batches, again.stores, again.savepoints, again.files) == ((), 0, (), 0)
 
 
+def test_query_of_format_1_keeps_its_state(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "query", 1, partitions=2)
+    query.run(**{USER: VALUE})
+    before = query.files()
+    with pytest.raises(OptionError, match="has checkpoint format v1"):
+        erase(query.url, CONDITION, stopped=True)
+    assert query.files() == before
+
+
 def pointer(query: StoredQuery, saved: Path, tmp_path: Path) -> Path:
     return taken(query, tmp_path, kind="pointer")
 

@@ -20,16 +20,13 @@ from spark_statestore import (
     CheckpointExistsError,
     CheckpointNotFoundError,
     OptionError,
-    QueryRunningError,
     RescaleError,
     RowEncodingError,
     WrittenState,
     bootstrap,
     clone,
     encode_rows,
-    gc,
     read_state,
-    savepoint,
     verify,
     write_state,
 )
@@ -123,73 +120,6 @@ def test_deleted_key_is_in_no_file(query: StoredQuery, tmp_path: Path) -> None:
     assert counts(tmp_path / "target") == WORDS | {"word 1": 100}
     assert files_with(b"word 1", tmp_path / "target")
     assert not files_with(b"of a user", tmp_path / "target")
-
-
-def test_state_is_written_in_place_and_put_back(tmp_path: Path) -> None:
-    query = StoredQuery(tmp_path / "query", 2, partitions=3)
-    query.run(**WORDS)
-    query.run(**{"word 1": 100})
-    commit = query.directory / "commits/1"
-    checksum = query.directory / "commits/.1.crc"
-    checksum.write_bytes(b"of the entry as it was")
-    before = query.files()
-    written = write_state(query.url, None, table({"word 1": 7, "new": 1}), in_place=True, stopped=True)
-    assert written == WrittenState(batch=1, added=1, changed=1, removed=0)
-    assert counts(query.url) == WORDS | {"word 1": 7, "new": 1}
-    assert not verify(query.url).problems
-    assert read_state(query.url, batch=0).num_rows == len(WORDS)
-    assert not checksum.exists()
-    changed = {name for name, data in before.items() if query.files().get(name) != data}
-    assert changed == {"commits/1"}
-    (kept,) = (query.directory / "rolled-back").glob("*/in-place/commits/1")
-    assert not gc(query.url, dry_run=True, older_than=0, stopped=True).orphans
-    shutil.copy(kept, commit)
-    assert counts(query.url) == WORDS | {"word 1": 100}
-    assert not verify(query.url).problems
-
-
-def test_state_is_written_in_place_in_few_cases(query: StoredQuery, tmp_path: Path) -> None:
-    rows = table({"word 1": 7})
-    for target, in_place in ((None, False), (str(tmp_path / "target"), True)):
-        with pytest.raises(OptionError, match="state that is written in place has None"):
-            write_state(query.url, target, rows, in_place=in_place)
-    before = query.files()
-    if query.format == 1:
-        with pytest.raises(OptionError, match="has checkpoint format v1"):
-            write_state(query.url, None, rows, in_place=True, stopped=True)
-    else:
-        with pytest.raises(OptionError, match="at the newest batch, 1, but the batch is 0"):
-            write_state(query.url, None, rows, in_place=True, stopped=True, batch=0)
-        with pytest.raises(QueryRunningError, match="It seems to run"):
-            write_state(query.url, None, rows, in_place=True)
-        with pytest.raises(RowEncodingError, match="rows 0 and 1 of the changes have the same key"):
-            write_state(query.url, None, pa.concat_tables([rows, rows]), in_place=True, stopped=True)
-    assert query.files() == before
-
-
-def test_savepoint_is_not_written_in_place(tmp_path: Path) -> None:
-    query = StoredQuery(tmp_path / "query", 2, partitions=3)
-    query.run(**WORDS)
-    saved = savepoint(query.url, str(tmp_path / "savepoints"), "canonical").path
-    with pytest.raises(OptionError, match="is a savepoint, which is not changed"):
-        write_state(saved, None, table({"word 1": 7}), in_place=True, stopped=True)
-    assert counts(saved) == WORDS
-
-
-def test_failed_write_in_place_leaves_nothing(tmp_path: Path) -> None:
-    query = StoredQuery(tmp_path / "query", 2, partitions=3)
-    query.run(**WORDS)
-    before = query.files()
-
-    def progress(done: int, total: int) -> None:
-        if done == total:
-            # As of a write in place by another process.
-            query.put("commits/0", before["commits/0"].decode() + " ")
-
-    with pytest.raises(QueryRunningError, match="another process changes it, which has written commits/0"):
-        write_state(query.url, None, table({"word 1": 7}), in_place=True, stopped=True, progress=progress)
-    assert {**query.files(), "commits/0": b""} == {**before, "commits/0": b""}
-    assert counts(query.url) == WORDS
 
 
 def test_write_state_takes_what_read_state_returns(query: StoredQuery, tmp_path: Path) -> None:

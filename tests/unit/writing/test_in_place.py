@@ -1,0 +1,175 @@
+"""Tests of `write_state` in the checkpoint of a query."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from spark_statestore import (
+    CorruptCheckpointError,
+    OptionError,
+    QueryRunningError,
+    RowEncodingError,
+    WrittenState,
+    gc,
+    read_state,
+    rollback,
+    savepoint,
+    verify,
+    write_state,
+)
+from spark_statestore.options import StorageOptions
+from spark_statestore.storage import CheckpointName
+from spark_statestore.storage.merged_files import MergedFiles
+from spark_statestore.store.directory import StoreDirectory
+from spark_statestore.store.metadata import StoreId
+from tests.unit.query.stored_query import StoredQuery
+from tests.unit.writing.test_write import WORDS, counts, table
+
+
+@pytest.fixture(params=[1, 2])
+def query(request: pytest.FixtureRequest, tmp_path: Path) -> StoredQuery:
+    query = StoredQuery(tmp_path / "query", request.param, partitions=3)
+    query.run(**WORDS)
+    query.run(**{"word 1": 100})
+    return query
+
+
+@pytest.mark.parametrize("merges", [False, True], ids=["files-alone", "merged-files"])
+def test_state_of_format_1_is_written_in_place_and_put_back(tmp_path: Path, merges: bool) -> None:
+    query = StoredQuery(tmp_path / "query", 1, partitions=3, merges=merges)
+    query.run(**WORDS)
+    query.run(**{"word 1": 100})
+    saved = savepoint(query.url, str(tmp_path / "savepoints"), "pointer").path
+    before = query.files()
+    states = [WORDS | {"word 1": 100}]
+    for rows in ({"word 1": 7, "new": 1}, {"word 2": 8}):
+        written = write_state(query.url, None, table(rows), in_place=True, stopped=True)
+        assert (written.batch, written.added, written.changed) == (1, "new" in rows, 1)
+        states.append(states[-1] | rows)
+        assert counts(query.url) == states[-1]
+    assert not verify(query.url).problems
+    assert read_state(query.url, batch=0).num_rows == len(WORDS)
+    assert counts(saved) == states[0]
+    # A query with its state inside of metadata reads it, too.
+    store = StoreDirectory(
+        StoreId(0, 0),
+        query.stores[0].url,
+        StorageOptions(storage="memory", checkpoints_dir="given"),
+        merged_of=MergedFiles,
+    )
+    assert store.metadata(CheckpointName(2)).handle.base_version == 2
+    names = sorted(query.files().keys() - before.keys())
+    assert names == [f"state/_merged/2-2-0-written-{number}" for number in (1, 2)]
+    # The files of before are as they were, and stay.
+    assert before.items() <= query.files().items()
+    assert not gc(query.url, dry_run=True, older_than=0, stopped=True).orphans
+    (query.directory / names[1]).unlink()
+    assert counts(query.url) == states[1]
+    assert rollback(query.url, 0, stopped=True)
+    assert counts(query.url) == WORDS
+
+
+def test_state_is_written_in_place_and_put_back(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "query", 2, partitions=3)
+    query.run(**WORDS)
+    query.run(**{"word 1": 100})
+    commit = query.directory / "commits/1"
+    checksum = query.directory / "commits/.1.crc"
+    checksum.write_bytes(b"of the entry as it was")
+    before = query.files()
+    written = write_state(query.url, None, table({"word 1": 7, "new": 1}), in_place=True, stopped=True)
+    assert written == WrittenState(batch=1, added=1, changed=1, removed=0)
+    assert counts(query.url) == WORDS | {"word 1": 7, "new": 1}
+    assert not verify(query.url).problems
+    assert read_state(query.url, batch=0).num_rows == len(WORDS)
+    assert not checksum.exists()
+    changed = {name for name, data in before.items() if query.files().get(name) != data}
+    assert changed == {"commits/1"}
+    (kept,) = (query.directory / "rolled-back").glob("*/in-place/commits/1")
+    assert not gc(query.url, dry_run=True, older_than=0, stopped=True).orphans
+    shutil.copy(kept, commit)
+    assert counts(query.url) == WORDS | {"word 1": 100}
+    assert not verify(query.url).problems
+
+
+def test_state_is_written_in_place_in_few_cases(query: StoredQuery, tmp_path: Path) -> None:
+    rows = table({"word 1": 7})
+    for target, in_place in ((None, False), (str(tmp_path / "target"), True)):
+        with pytest.raises(OptionError, match="state that is written in place has None"):
+            write_state(query.url, target, rows, in_place=in_place)
+    before = query.files()
+    with pytest.raises(OptionError, match="at the newest batch, 1, but the batch is 0"):
+        write_state(query.url, None, rows, in_place=True, stopped=True, batch=0)
+    with pytest.raises(QueryRunningError, match="It seems to run"):
+        write_state(query.url, None, rows, in_place=True)
+    with pytest.raises(RowEncodingError, match="rows 0 and 1 of the changes have the same key"):
+        write_state(query.url, None, pa.concat_tables([rows, rows]), in_place=True, stopped=True)
+    assert query.files() == before
+
+
+def test_savepoint_is_not_written_in_place(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "query", 2, partitions=3)
+    query.run(**WORDS)
+    saved = savepoint(query.url, str(tmp_path / "savepoints"), "canonical").path
+    with pytest.raises(OptionError, match="is a savepoint, which is not changed"):
+        write_state(saved, None, table({"word 1": 7}), in_place=True, stopped=True)
+    assert counts(saved) == WORDS
+
+
+@pytest.mark.parametrize("form", [1, 2])
+def test_failed_write_in_place_leaves_nothing(tmp_path: Path, form: int) -> None:
+    query = StoredQuery(tmp_path / "query", form, partitions=1)
+    # More than what is inside of metadata.
+    words = WORDS | {f"{number} {os.urandom(500).hex()}": number for number in range(100)}
+    query.run(**words)
+    before = query.files()
+
+    def progress(done: int, total: int) -> None:
+        if done == total:
+            # As of a write in place by another process.
+            query.put("commits/0", before["commits/0"].decode() + " ")
+
+    with pytest.raises(QueryRunningError, match="another process changes it, which has written commits/0"):
+        write_state(query.url, None, table({"word 1": 7}), in_place=True, stopped=True, progress=progress)
+    assert {**query.files(), "commits/0": b""} == {**before, "commits/0": b""}
+    assert counts(query.url) == words
+
+
+def test_writes_in_place_at_once_exclude_each_other(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "query", 1, partitions=2)
+    query.run(**WORDS)
+
+    def progress(done: int, total: int) -> None:
+        if done == total:
+            write_state(query.url, None, table({"word 1": 8}), in_place=True, stopped=True)
+
+    with pytest.raises(QueryRunningError, match="has written 1-1-0-written-1"):
+        write_state(query.url, None, table({"word 1": 7}), in_place=True, stopped=True, progress=progress)
+    assert counts(query.url) == WORDS | {"word 1": 8}
+
+
+@pytest.mark.parametrize("after_rollback", [False, True])
+def test_damaged_write_in_place_is_not_taken_for_the_state_of_before(
+    tmp_path: Path, after_rollback: bool
+) -> None:
+    query = StoredQuery(tmp_path / "query", 1, partitions=2, merges=True)
+    for number in range(3):
+        query.run(**WORDS, a=number)
+    if after_rollback:
+        # Where a sweep has copied the version that is the newest one again.
+        merged = query.stores[0].merged
+        assert merged is not None
+        merged.purge(path for path in (query.stores[0].metadata_path(CheckpointName(3)),))
+        rollback(query.url, 1, stopped=True)
+        os.rename(tmp_path / "query/state/_merged/2-2-0", tmp_path / "query/state/_merged/2-2-0-copy")
+    write_state(query.url, None, table({"word 1": 7}), in_place=True, stopped=True)
+    assert counts(query.url)["word 1"] == 7
+    (file,) = (tmp_path / "query/state/_merged").glob("*-written-1")
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(CorruptCheckpointError):
+        read_state(query.url)
