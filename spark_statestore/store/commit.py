@@ -139,7 +139,7 @@ class PendingCheckpoint(PendingSnapshot):
         hand_over: bool = False,
     ) -> None:
         self._store = store
-        self._merged = store.merged if merge and store.options.storage == "filesystem" else None
+        self._merged = store.merged if merge else None
         self._hands_over = hand_over
         self._location = location
         self._name = name
@@ -434,10 +434,12 @@ def begin_checkpoint(
     With `merge` its metadata is added to the query's merged files, see `MergedFiles.add`, or with `hand_over`
     as well to those that another process publishes.
     """
+    # State inside of metadata may be large.
+    merge = merge and store.merged is not None and store.options.storage == "filesystem"
     with store.writing(name):
         store.initialise()
         location: CheckpointStreamFactory
-        if merge and store.merged is not None:
+        if merge:
             default = CheckpointStorageLocationReference.default()
             location = store.storage.resolve_checkpoint_storage_location(name, default)
         else:
