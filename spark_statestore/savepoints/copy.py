@@ -79,6 +79,8 @@ class CheckpointCopy:
         Returns the content that the copy of a store has; not for a copy with other partitions.
     edit
         Returns the entries of the batch that the copy has in Spark's logs.
+    source_logs
+        Files that the copy has for a source instead, by its name and theirs.
     has_operator_state
         Copy the operator state of the query's own functions, too.
     state_of
@@ -105,6 +107,7 @@ class CheckpointCopy:
         with_ids: bool = False,
         change: Callable[[StoreSnapshot], StoreSnapshot] = lambda content: content,
         edit: EditOfLogs = unchanged,
+        source_logs: Mapping[str, Mapping[str, bytes]] | None = None,
         has_operator_state: bool = True,
         state_of: tuple[QueryCheckpoint, int] | None = None,
         memory: int | None = None,
@@ -114,6 +117,7 @@ class CheckpointCopy:
         self._stateful, self._state_batch = (source, batch) if state_of is None else state_of
         self._change = change
         self._edit = edit
+        self._source_logs = source_logs or {}
         self._has_operator_state = has_operator_state
         self._memory = memory
         self._with_ids = with_ids
@@ -284,6 +288,13 @@ class CheckpointCopy:
         self._put(moved.encode(), *parts)
 
     def _write_source(self, name: str, offset: str) -> None:
+        contents = self._source_logs.get(name)
+        if contents is None:
+            contents = self._copied_source(name, offset)
+        for file, data in contents.items():
+            self._put(data, SOURCES, name, *file.split("/"))
+
+    def _copied_source(self, name: str, offset: str) -> dict[str, bytes]:
         with failing_to("read", self._source.files, self._source.path(SOURCES, name)):
             for attempts_left in range(_ATTEMPTS, 0, -1):
                 try:
@@ -294,8 +305,7 @@ class CheckpointCopy:
                         raise
                 else:
                     break
-        for file, data in contents.items():
-            self._put(data, SOURCES, name, *file.split("/"))
+        return contents
 
     def _source_files(self, name: str, offset: str) -> dict[str, bytes]:
         names = self._source.files_below(SOURCES, name)

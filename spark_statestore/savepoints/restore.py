@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, get_args
 
 from spark_statestore.errors import OptionError, QueryRunningError
@@ -327,6 +327,7 @@ def copy_held(
     with_ids: bool = False,
     change: Callable[[StoreSnapshot], StoreSnapshot] = lambda content: content,
     edit: EditOfLogs = unchanged,
+    source_logs: Mapping[str, Mapping[str, bytes]] | None = None,
     has_operator_state: bool = True,
     state_of: tuple[QueryCheckpoint, int] | None = None,
     memory: int | None = None,
@@ -345,6 +346,7 @@ def copy_held(
             with_ids=with_ids,
             change=change,
             edit=edit,
+            source_logs=source_logs,
             has_operator_state=has_operator_state,
             state_of=state_of,
             memory=memory,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from numbers import Integral
@@ -21,13 +21,15 @@ from spark_statestore.rescaling.partitioning import state_name
 from spark_statestore.savepoints.copy import EditOfLogs
 from spark_statestore.savepoints.create import held_if_possible
 from spark_statestore.savepoints.restore import copy_held
+from spark_statestore.writing.done_files import SourceLog, log_of_done_files
 from spark_statestore.writing.tables import as_tables
 from spark_statestore.writing.write import Changes, WrittenState, changes_of, find_writable
 
 StateKey = int | tuple[int, str]
 """An operator with one state, or an operator and one of its column families."""
 
-Offset = str | Mapping[str, Any]
+Offset = str | Mapping[str, Any] | Sequence[str]
+"""JSON as the source writes it, or the files and directories that a file source has read."""
 
 
 def bootstrap(
@@ -59,7 +61,9 @@ def bootstrap(
     offsets
         Where the query begins to read, by the name of the source: ``"0"`` for the first one, or the name
         that Spark gives it in its offset log. An offset is JSON as the source writes it, such as
-        ``{"orders": {"0": 1200, "1": 1187}}`` of Kafka. Other sources go on after the run.
+        ``{"orders": {"0": 1200, "1": 1187}}`` of Kafka. For Spark's file source it is a list of the files
+        that are done, such as ``["/data/incoming"]``; a directory means all that are below it now. Sources
+        that are not given go on after the run.
     watermark
         The watermark of the first batch, in whole milliseconds. By default that of the run.
     batch
@@ -75,8 +79,8 @@ def bootstrap(
     Raises
     ------
     OptionError
-        If there is no such source, if an offset lacks what the run's has, if the watermark has no zone, or
-        if the state is one that cannot be written.
+        If there is no such source, if an offset lacks what the run's has, if a file that is done does not
+        exist, if the watermark has no zone, or if the state is one that cannot be written.
     RowEncodingError
         If a row is not one of its state's schema, or two rows have the same key.
     RescaleError
@@ -93,7 +97,8 @@ def bootstrap(
     require_mapping("offsets", offsets)
     checkpoint = open_checkpoint(started, checkpoints_dir=checkpoints_dir)
     number = checkpoint.require_batch(batch)
-    edit = _edit_of_logs(checkpoint, number, offsets, watermark)
+    logs = _logs_of_files(checkpoint, number, offsets)
+    edit = _edit_of_logs(checkpoint, number, offsets, logs, watermark)
     given = {operator_and_family(key): as_tables(rows) for key, rows in state.items()}
     with held_if_possible(checkpoint, number, target):
         written: dict[tuple[int, str], Changes] = {}
@@ -122,6 +127,7 @@ def bootstrap(
             progress=progress,
             change=change,
             edit=edit,
+            source_logs={name: log.files for name, log in logs.items()},
             has_operator_state=False,
         )
     return WrittenState(number, sum(changes.counts.added for changes in written.values()), 0, 0)
@@ -146,11 +152,36 @@ def require_mapping(name: str, value: object) -> None:
         )
 
 
+def _logs_of_files(
+    checkpoint: QueryCheckpoint, batch: int, offsets: Mapping[str, Offset]
+) -> dict[str, SourceLog]:
+    """Return the logs of the sources for which files are given."""
+    present = checkpoint.source_offsets(checkpoint.offsets(batch))
+    logs = {}
+    for name, offset in offsets.items():
+        # Another name is refused with those of all sources.
+        if name in present and isinstance(offset, Sequence) and not isinstance(offset, str):
+            if not is_offset_of_files(present[name]):
+                raise OptionError(
+                    f"files are given for the source {name!r}, but its offset is {present[name]}, which is "
+                    "not that of Spark's file source. Give an offset as this source writes it, or leave it. "
+                    "No checkpoint was written."
+                )
+            logs[name] = log_of_done_files(checkpoint, name, offset)
+    return logs
+
+
 def _edit_of_logs(
-    checkpoint: QueryCheckpoint, batch: int, offsets: Mapping[str, Offset], watermark: datetime | None
+    checkpoint: QueryCheckpoint,
+    batch: int,
+    offsets: Mapping[str, Offset],
+    logs: Mapping[str, SourceLog],
+    watermark: datetime | None,
 ) -> EditOfLogs:
     """Return what gives the entries of Spark's logs other offsets and another watermark."""
-    lines = {name: _line(name, offset) for name, offset in offsets.items()}
+    lines = {
+        name: logs[name].offset if name in logs else _line(name, offset) for name, offset in offsets.items()
+    }
     entry = checkpoint.offsets(batch)
     present = checkpoint.source_offsets(entry)
     if lines and len(present) != len(entry.sources):
@@ -164,7 +195,8 @@ def _edit_of_logs(
                 f"the query of {checkpoint.url} has no source {name!r}: it has "
                 f"{', '.join(map(repr, present)) or 'none'}. Use one of those. No checkpoint was written."
             )
-        _require_like(name, line, present[name])
+        if name not in logs:
+            _require_like(name, line, present[name])
         # A source that the query reads twice has two lines, of which Spark takes the last one.
         if alike := [other for other in present if other not in lines and present[other] == present[name]]:
             raise OptionError(
@@ -214,8 +246,8 @@ def _require_like(name: str, line: str, before: str) -> None:
     if is_offset_of_files(before):
         raise OptionError(
             f"the source {name!r} reads files, and keeps their names in a log of its own beside its offset "
-            f"{before}. Run the query over the files that are done instead, and leave its offset. No "
-            "checkpoint was written."
+            f"{before}. Give a list of the files and directories that are done, such as "
+            "['/data/incoming']. No checkpoint was written."
         )
     if before == "-":
         raise OptionError(

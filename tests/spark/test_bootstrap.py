@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -231,3 +232,42 @@ def test_query_reads_on_from_given_offsets(spark: Any, tmp_path: Path, form: int
     bootstrap(str(tmp_path / "started"), str(tmp_path / "target"), state, offsets=offsets)
     # The next ten numbers, and not those before.
     assert run(tmp_path / "target") == {0: 1004, 1: 1004, 2: 1005}
+
+
+@pytest.mark.spark
+def test_files_that_are_done_are_not_read(spark: Any, tmp_path: Path) -> None:
+    incoming = tmp_path / "incoming"
+    (incoming / "day=1").mkdir(parents=True)
+
+    def add(name: str, word: str) -> None:
+        number = sum(path.is_file() for path in incoming.rglob("*"))
+        (incoming / name).write_text(word)
+        os.utime(incoming / name, ns=(0, 1_700_000_000_123_456_789 + number * 10**9))
+
+    def run(checkpoint: Path) -> dict[str, int]:
+        words = spark.readStream.schema("value string, day int").text(str(incoming))
+        last: dict[str, int] = {}
+        query = (
+            words.groupBy("value")
+            .count()
+            .writeStream.outputMode("complete")
+            .option("checkpointLocation", str(checkpoint))
+            .foreachBatch(lambda batch, _: last.update({row[0]: row[1] for row in batch.collect()}))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(60)
+        return last
+
+    add("day=1/sample", "sample")
+    run(tmp_path / "started")
+    add("day=1/a b%ä[\u00a0{1}]+~,=@.txt", "a")
+    add("day=1/_hidden", "hidden")
+    add("day=1/c", "c")
+    run(tmp_path / "whole")
+    for target, files in {"target": [str(incoming)], "again": []}.items():
+        bootstrap(str(tmp_path / "started"), str(tmp_path / target), {}, offsets={"0": files})
+    assert (tmp_path / "target/sources/0/0").read_bytes() == (tmp_path / "whole/sources/0/0").read_bytes()
+    add("day=1/later", "later")
+    assert run(tmp_path / "target") == {"later": 1}
+    assert run(tmp_path / "again") == {"sample": 1, "a": 1, "c": 1, "later": 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from spark_statestore import (
     bootstrap,
     verify,
 )
+from spark_statestore.files import open_file_system
 from spark_statestore.operator_state import MapStateDescriptor, QueryOperatorState
 from tests.unit.query.stored_query import StoredQuery
 from tests.unit.writing.test_write import WORDS, counts, placed, table
@@ -101,6 +103,7 @@ def test_sources_may_have_names(started: StoredQuery, tmp_path: Path) -> None:
         ({"offsets": {"1": ""}}, OptionError, "but it must be JSON"),
         ({"offsets": {"1": "[4,\n5]"}}, OptionError, "must be one line"),
         ({"offsets": [1]}, OptionError, "the offsets is a list"),
+        ({"offsets": {"0": ["/in"]}}, OptionError, "files are given for the source '0', but its offset is {"),
         ({"watermark": datetime(2024, 5, 1)}, OptionError, "is no datetime with a time zone"),
         ({"watermark": MAY.date()}, OptionError, "is no datetime with a time zone"),
         ({"state": [table({})]}, OptionError, "the state is a list"),
@@ -128,8 +131,61 @@ def test_wrong_arguments_are_refused_and_leave_no_files(
 def test_offsets_of_files_are_refused(tmp_path: Path) -> None:
     query = StoredQuery(tmp_path / "query")
     query.run(a=1)
-    with pytest.raises(OptionError, match=r"reads files, .* Run the query over the files that are done"):
+    with pytest.raises(OptionError, match=r"reads files, .* Give a list of the files and directories"):
         bootstrap(query.url, str(tmp_path / "target"), {}, offsets={"0": {"logOffset": 4}})
+
+
+@pytest.fixture
+def reads_files(tmp_path: Path) -> StoredQuery:
+    query = StoredQuery(tmp_path / "query")
+    query.run(a=1)
+    query.run(b=1)
+    return query
+
+
+@pytest.mark.parametrize("log", ["0", "0.compact"])
+def test_files_that_are_done_are_in_the_log(reads_files: StoredQuery, tmp_path: Path, log: str) -> None:
+    incoming = tmp_path / "in"
+    for number, name in enumerate(["z", "a", "day=1/b", "_temporary/c", ".d", "e._COPYING_"]):
+        path = incoming / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        os.utime(path, (0, 5 + number))
+    if log == "0.compact":
+        # Spark's interval of compactions is 1.
+        sources = Path(reads_files.url, "sources/0")
+        sources.joinpath("0").rename(sources / log)
+    target = tmp_path / "target"
+    bootstrap(reads_files.url, str(target), {}, offsets={"0": [f"file:{incoming}/z", str(incoming)]})
+    assert [entry(target, batch)[2:] for batch in (0, 1)] == [['{"logOffset":0}']] * 2
+    assert [path.name for path in target.glob("sources/0/[0-9]*")] == [log]
+    version, *lines = (target / "sources/0" / log).read_text().splitlines()
+    assert (version, [json.loads(line) for line in lines]) == (
+        "v1",
+        [
+            {"path": f"file://{incoming}/{name}", "timestamp": 5000 + 1000 * number, "batchId": 0}
+            for number, name in enumerate(["z", "a", "day=1/b"])
+        ],
+    )
+    assert not verify(str(target)).problems
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (["missing"], "there is no file missing"),
+        ([7], "have 7 among them"),
+        (["memory://bucket/in"], "the file memory://bucket/in is not where the source '0' reads.* file://"),
+    ],
+    ids=str,
+)
+def test_wrong_files_are_refused(
+    reads_files: StoredQuery, tmp_path: Path, files: list[Any], message: str
+) -> None:
+    open_file_system("memory://bucket")[0].replace("/bucket/in", b"")
+    with pytest.raises(OptionError, match=message):
+        bootstrap(reads_files.url, str(tmp_path / "target"), {}, offsets={"0": files})
+    assert not (tmp_path / "target").exists()
 
 
 def test_offset_of_a_source_without_rows_is_refused(started: StoredQuery, tmp_path: Path) -> None:
