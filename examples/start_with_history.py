@@ -1,4 +1,4 @@
-"""Start a query with state that a batch job has computed from half a year of real flights.
+"""Start a query with state that Spark has computed from half a year of real flights.
 
 The query reads the other half. Its result must equal the batch answer over the year.
 
@@ -11,8 +11,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import pandas as pd
-import pyarrow as pa
 from _flights.data import write_weeks
 from _flights.queries import SCHEMA
 from pyspark.sql import DataFrame, SparkSession
@@ -33,18 +31,6 @@ def run(spark: SparkSession, incoming: Path, checkpoint: Path) -> list[tuple[str
     return sorted(map(tuple, spark.table("carriers").collect()))
 
 
-def state_of(history: pd.DataFrame, schema: pa.Schema) -> pa.Table:
-    """Return what the query would keep of each carrier after the history."""
-    carriers = history.groupby("carrier")["dep_delay"].agg(["size", "sum", "count"])
-    # The fields that `read_state` shows: of count(*), then of avg(dep_delay).
-    count, total, delay_count = (field.name for field in schema.field("value").type)
-    values = [
-        {count: n, total: float(delay), delay_count: m} for n, delay, m in carriers.itertuples(index=False)
-    ]
-    keys = pa.array([{"carrier": carrier} for carrier in carriers.index], schema.field("key").type)
-    return pa.table({"key": keys, "value": pa.array(values, schema.field("value").type)})
-
-
 def main(work: Path) -> None:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2]").config("spark.sql.shuffle.partitions", "2")
@@ -54,7 +40,9 @@ def main(work: Path) -> None:
     _, files = write_weeks(work / "weeks")
     weeks = sorted((work / "weeks").iterdir())[: files - 1]
     half = len(weeks) // 2
-    history = pd.concat([pd.read_parquet(path) for path in weeks[:half]])
+    history = spark.read.schema(SCHEMA).parquet(*map(str, weeks[:half]))
+    flights = history.count()
+    state = spark_statestore.aggregation_state(by_carrier(history)).toArrow()
     expected = by_carrier(spark.read.schema(SCHEMA).parquet(*map(str, weeks)))
     answer = sorted(map(tuple, expected.collect()))
 
@@ -63,10 +51,8 @@ def main(work: Path) -> None:
     incoming.mkdir()
     weeks[0].rename(incoming / weeks[0].name)
     run(spark, incoming, work / "started")
-    schema = spark_statestore.read_state(str(work / "started")).schema
-    state = state_of(history, schema)
     changes = spark_statestore.bootstrap(str(work / "started"), str(work / "checkpoint"), {0: state})
-    print(f"{len(history):,} flights of {half} weeks: {changes.added} carriers in the state")
+    print(f"{flights:,} flights of {half} weeks: {changes.added} carriers in the state")
 
     for path in weeks[half:]:
         path.rename(incoming / path.name)

@@ -50,6 +50,7 @@ else:
             "Erasure",
             "Migration",
             "WrittenState",
+            "aggregation_state",
             "bootstrap",
             "erase",
             "migrate",

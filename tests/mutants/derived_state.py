@@ -165,7 +165,7 @@ MUTANTS: Final = (
     Mutant(
         "in-place-that-is-damaged",
         "spark_statestore/storage/merged_index.py",
-        "(other.is_copy and not name.write)",
+        "(own_name.is_copy and not name.write)",
         "other.is_copy",
         (f"{_PLACE}::test_damaged_write_in_place_is_not_taken_for_the_state_of_before",),
         "A damaged write in place is an error, not the state of before.",

@@ -258,6 +258,14 @@ MUTANTS: Final = (
         "Sources whose offsets are not given go on after the run.",
     ),
     Mutant(
+        "bootstrap-files-of-the-run",
+        f"{_WRITING}/bootstrap.py",
+        "source_logs={name: log.files for name, log in logs.items()},",
+        "source_logs={},",
+        (f"{_TESTS}/writing/test_bootstrap.py::test_files_that_are_done_are_in_the_log",),
+        "Files that are done are in the log of the file source, and no others.",
+    ),
+    Mutant(
         "write-to-the-store-of-a-variable",
         f"{_WRITING}/write.py",
         "changes = StateChanges(tables, mode, operator, found.store, found.state, len(found.versions))",
