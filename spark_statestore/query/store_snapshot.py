@@ -140,7 +140,7 @@ def write_store(
 
     `parent_attempt_id` is the attempt at the version before, None where that is not in the checkpoint.
     """
-    with _written(versions, name, attempt_id, content) as pending:
+    with _pending_attempt(versions, name, attempt_id, content) as pending:
         pending.publish(None, parent_attempt_id, None)
 
 
@@ -175,13 +175,13 @@ def encode_store(
     parent_attempt_id: str | None,
 ) -> EncodedStore:
     """Write the streams of a full snapshot, and return its metadata, for `MergedFiles.write`."""
-    with _written(versions, name, attempt_id, content, merge=True) as pending:
+    with _pending_attempt(versions, name, attempt_id, content, merge=True) as pending:
         metadata, handle = pending.encode(parent_attempt_id)
     return EncodedStore(versions, versions.metadata_path(name), attempt_id, metadata, handle)
 
 
 @contextlib.contextmanager
-def _written(
+def _pending_attempt(
     versions: StoreDirectory,
     name: CheckpointName,
     attempt_id: str,

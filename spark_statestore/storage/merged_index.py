@@ -294,14 +294,14 @@ class MergedIndex:
         """Return the next free name of a physical file with these versions."""
         oldest, newest = min(versions), max(versions)
         names = [*self.physical, *self.damaged, *(self.unread or ())]
-        taken = [
+        numbers = [
             (name.number, name.write) for name in names if (name.oldest, name.newest) == (oldest, newest)
         ]
         if is_written:
             # The numbers of the others stay without gaps, see `MergedLookup.is_newest`.
-            number, write = max(taken, default=(0, 0))
+            number, write = max(numbers, default=(0, 0))
             return PhysicalName(oldest, newest, number, write=write + 1)
-        return PhysicalName(oldest, newest, max(taken, default=(-1, 0))[0] + 1, is_copy)
+        return PhysicalName(oldest, newest, max(numbers, default=(-1, 0))[0] + 1, is_copy)
 
     def place(
         self, physical: PhysicalFile, name: PhysicalName, size: int, objects: Iterable[LogicalFile]

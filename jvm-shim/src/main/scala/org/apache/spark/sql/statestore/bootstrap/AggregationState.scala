@@ -87,8 +87,8 @@ object AggregationState {
   }
 
   private def key(merged: BaseAggregateExec): Seq[(String, Expression)] = {
-    val (sessions, others) = keys(merged).partition(isSession)
-    named(others) ++ sessions.map(session => SessionStart -> GetStructField(session, 0))
+    val (sessions, grouping) = keys(merged).partition(isSession)
+    named(grouping) ++ sessions.map(session => SessionStart -> GetStructField(session, 0))
   }
 
   private def value(merged: BaseAggregateExec): Seq[(String, Expression)] = {
