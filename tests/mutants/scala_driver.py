@@ -388,6 +388,14 @@ _SCHEMAS: Final = (
         "A conversion fails if a value of its target differs.",
     ),
     Mutant(
+        "aggregation-state-with-all-functions",
+        f"{_SHIM}/bootstrap/AggregationState.scala",
+        "plan.transformDown { case `aggregate` => asStream(session, aggregate) }",
+        "asStream(session, aggregate)",
+        (f"{_TESTS}/test_aggregation_state.py::test_state_of_a_batch_is_that_of_a_stream[selected]",),
+        "The state of an aggregation has the functions that its result needs, as that of a stream.",
+    ),
+    Mutant(
         "operators-of-other-stores-are-replaced",
         "jvm-shim/src/main/spark-since-4.2/org/apache/spark/sql/statestore/transform/TransformWithStateRule.scala",
         "case scala: TransformWithStateExec if scala.isStreaming && keepsState(scala) =>",

@@ -20,8 +20,9 @@ NAMES_OF_OTHERS = {
     ("spark_statestore/query/verify.py", "what"),
     ("spark_statestore/storage/snapshot_result.py", "of"),
 }
-# `read` is a verb, `of` a factory as in Java, and `other` a parameter of members that override Spark's.
-MAY_BE_NAMES = re.compile(r"def (read|of)\b|other: (Any|AccumulatorV2)\b")
+# `read` is a verb, `of` a factory as in Java, `other` a parameter of members that override Spark's, `said`
+# a column of the rows that tests/spark/golden has recorded.
+MAY_BE_NAMES = re.compile(r"def (read|of)\b|other: (Any|AccumulatorV2)\b|said: String\b")
 SCALA_NAMES = re.compile(
     rf"\b(val|var|def) +({WORDS})\b"
     rf"|(?<![\w.])({WORDS}) *(: [^\n,)=]*|=>|<-|@)"

@@ -8,8 +8,8 @@ import org.apache.spark.sql.streaming._
 /** An instruction to an `Interpreter`; `seq` orders the rows of a batch. */
 case class Step(k: String, seq: Long, op: String, n: Long, v: String)
 
-/** Output row of an `Interpreter` for rows or a timer. */
-case class Output(k: String, event: String, content: String)
+/** Output row of an `Interpreter` for rows or a timer. The recorded rows in tests/spark/golden have the names of its columns. */
+case class Output(k: String, event: String, said: String)
 
 /**
  * Stateful processor that executes each row's `op` on its state and outputs the state: the Scala half of
