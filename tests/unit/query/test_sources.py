@@ -55,7 +55,7 @@ def known_to_spark(log: Log, default_interval: int) -> list[int]:
 
 
 def carried_out(log: Log, part: sources.FileLogCut, last: int) -> Log:
-    cut = {name: log[name] for name in part.kept}
+    cut = {name: log[name] for name in part.unchanged_files}
     if part.compact is not None:
         name, origin = part.compact
         cut[name] = sources.compacted(log[origin], last, "here")
@@ -85,7 +85,7 @@ def test_cut_keeps_a_log_that_spark_reads_up_to_the_entry(drawn: tuple[Log, int,
     part = sources.cut(log, last, "here")
     cut = carried_out(log, part, last)
     assert known_to_spark(cut, interval) == list(range(last + 1))
-    assert set(part.dropped) == set(log) - set(part.kept)
+    assert set(part.dropped) == set(log) - set(part.unchanged_files)
     # The newest files go first.
     numbers = list(map(sources.newest_entry, part.dropped))
     assert {number for number in map(sources.newest_entry, log) if number > last} <= set(numbers)
