@@ -86,11 +86,11 @@ def verify_absent(
     batches = checkpoint.batches()
     search = KeySearch(checkpoint, operator, predicate_of(condition))
     versions = [(batch, version) for batch in batches for version in checkpoint.stores(batch, operator)]
-    report: Progress = progress or (lambda done, total: None)
-    for done, (batch, version) in enumerate(versions):
-        report(done, len(versions))
+    report: Progress = progress or (lambda completed, total: None)
+    for completed, (batch, version) in enumerate(versions):
+        report(completed, len(versions))
         search.read(batch, version)
     report(len(versions), len(versions))
     damaged = (str(error) for error in checkpoint.merged_files().damaged_files())
     unknown = [*search.unknown(), *damaged]
-    return Absence(tuple(batches), search.streams, tuple(search.found), tuple(unknown))
+    return Absence(tuple(batches), search.streams, tuple(search.matches), tuple(unknown))

@@ -99,22 +99,24 @@ def bootstrap(
     number = checkpoint.require_batch(batch)
     logs = _logs_of_files(checkpoint, number, offsets)
     edit = _edit_of_logs(checkpoint, number, offsets, logs, watermark)
-    given = {operator_and_family(key): as_tables(rows) for key, rows in state.items()}
+    tables_by_state = {operator_and_family(key): as_tables(rows) for key, rows in state.items()}
     with held_if_possible(checkpoint, number, target):
-        written: dict[tuple[int, str], Changes] = {}
-        for (operator, family), tables in given.items():
-            described, found = find_writable(checkpoint, number, operator, "default", family)
-            name = state_name(found.store, found.state.name)
-            if (operator, name) in written:
+        changes_by_state: dict[tuple[int, str], Changes] = {}
+        for (operator, family), tables in tables_by_state.items():
+            described, source = find_writable(checkpoint, number, operator, "default", family)
+            name = state_name(source.store, source.state.name)
+            if (operator, name) in changes_by_state:
                 raise OptionError(
                     f"there are rows of operator {operator}, column family {name!r}, twice. Give them once. "
                     "No checkpoint was written."
                 )
-            written[operator, name] = changes_of(tables, "replace", checkpoint, number, described, found)
+            changes_by_state[operator, name] = changes_of(
+                tables, "replace", checkpoint, number, described, source
+            )
 
         def change(content: StoreSnapshot) -> StoreSnapshot:
             content = replace(content, rows=lambda: iter(()))
-            for changes in written.values():
+            for changes in changes_by_state.values():
                 content = changes.apply(content)
             return content
 
@@ -130,7 +132,7 @@ def bootstrap(
             source_logs={name: log.files for name, log in logs.items()},
             has_operator_state=False,
         )
-    return WrittenState(number, sum(changes.counts.added for changes in written.values()), 0, 0)
+    return WrittenState(number, sum(changes.counts.added for changes in changes_by_state.values()), 0, 0)
 
 
 def operator_and_family(key: Any) -> tuple[int, str | None]:
@@ -198,7 +200,9 @@ def _edit_of_logs(
         if name not in logs:
             _require_like(name, line, present[name])
         # A source that the query reads twice has two lines, of which Spark takes the last one.
-        if alike := [other for other in present if other not in lines and present[other] == present[name]]:
+        if alike := [
+            source for source in present if source not in lines and present[source] == present[name]
+        ]:
             raise OptionError(
                 f"the sources {name!r} and {alike[0]!r} have the same offset {present[name]}, as has one "
                 "that the query reads twice. Give the offsets of both. No checkpoint was written."
@@ -272,9 +276,9 @@ def _difference(new: Any, before: Any, path: str) -> str | None:
     if isinstance(new, dict) and isinstance(before, dict):
         for key, value in before.items():
             inside = f"{path}.{key}" if path else key
-            found = inside if key not in new else _difference(new[key], value, inside)
-            if found is not None:
-                return found
+            difference = inside if key not in new else _difference(new[key], value, inside)
+            if difference is not None:
+                return difference
         return None
     return None if before is None or type(new) is type(before) else path
 

@@ -51,14 +51,14 @@ class Buffer:
 
 def buffers_of(fields: Sequence[pa.Field], begin: int = 0) -> list[Buffer]:
     """Return the buffers in a value's fields from a position on; the fields have Spark's names."""
-    found = []
+    buffers = []
     position = begin
     while position < len(fields):
         following = fields[position + 1].name if position + 1 < len(fields) else None
         kind, width = _kind(fields[position], following)
-        found.append(Buffer(kind, tuple(range(position, position + width))))
+        buffers.append(Buffer(kind, tuple(range(position, position + width))))
         position += width
-    return found
+    return buffers
 
 
 def _kind(field: pa.Field, following: str | None) -> tuple[str, int]:

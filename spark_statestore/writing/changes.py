@@ -114,7 +114,7 @@ class StateChanges:
             return content
         return replace(with_states(content, self._state), rows=lambda: self._changed(content))
 
-    def of(self, store: StoreId) -> ChangesOfStore:
+    def for_store(self, store: StoreId) -> ChangesOfStore:
         """Return the changes of one of the state's stores."""
         import pyarrow.compute as pc
 
@@ -132,7 +132,7 @@ class StateChanges:
     def _changed(self, content: StoreSnapshot) -> Iterator[tuple[str, pa.Table]]:
         import pyarrow.compute as pc
 
-        put, _, is_changed_of = self.of(content.store)
+        put, _, is_changed_of = self.for_store(content.store)
         changed = total = 0
         for name, table in content.rows():
             if name != self._state.name:
@@ -199,8 +199,8 @@ def _require_distinct(rows: pa.Table) -> None:
         return
     _, first, inverse = np.unique(numbers, return_index=True, return_inverse=True)
     again = int(np.flatnonzero(first[inverse] != np.arange(len(numbers)))[0])
-    one, other = (rows[_ROW.name][int(position)].as_py() for position in (first[inverse[again]], again))
+    row, duplicate = (rows[_ROW.name][int(position)].as_py() for position in (first[inverse[again]], again))
     raise RowEncodingError(
-        f"rows {one} and {other} of the changes have the same key, so it is not clear which one applies. "
+        f"rows {row} and {duplicate} of the changes have the same key, so it is not clear which one applies. "
         "Keep one row of each key. No copy was made."
     )

@@ -41,30 +41,30 @@ class NewField:
     ----------
     path
         Its column and name, such as ``value.count``.
-    taken
+    origin
         Path of the old field that it is taken from; None if it is not.
     beginning
         Value of all rows, if it is not taken from the old state.
-    given
+    values
         Values that the caller has given, which replace all else.
     problem
         Why its values cannot be told; None if they can.
     """
 
     path: str
-    taken: str | None = None
+    origin: str | None = None
     beginning: Any = None
-    given: ColumnValues = None
+    values: ColumnValues = None
     is_given: bool = False
     problem: str | None = None
 
     def __str__(self) -> str:
         if self.is_given:
-            name = getattr(self.given, "__name__", None)
-            return f"{name}(...)" if name else str(self.given)
-        if self.taken is None:
+            name = getattr(self.values, "__name__", None)
+            return f"{name}(...)" if name else str(self.values)
+        if self.origin is None:
             return "null" if self.beginning is None else str(self.beginning).lower()
-        return self.taken
+        return self.origin
 
 
 class NewColumns:
@@ -77,7 +77,7 @@ class NewColumns:
     aggregates
         For states of aggregations, the value schemas of both as Spark has them, and the number of grouping
         columns at the beginning of each value.
-    given
+    values_by_path
         Values by path, such as ``value.count``.
     beginnings
         Values by path of fields that the old state lacks, and that do not begin with null.
@@ -87,7 +87,7 @@ class NewColumns:
         self,
         old: pa.Schema,
         new: pa.Schema,
-        given: Mapping[str, ColumnValues],
+        values_by_path: Mapping[str, ColumnValues],
         aggregates: tuple[str, str, int, int] | None = None,
         beginnings: Mapping[str, Any] | None = None,
     ) -> None:
@@ -104,19 +104,19 @@ class NewColumns:
             fields |= self._of_buffers(*aggregates)
         else:
             fields |= self._unnamed(fields)
-        for path, values in given.items():
+        for path, values in values_by_path.items():
             if path not in fields:
                 raise OptionError(
                     f"the new state has no column {path!r}, it has {', '.join(fields)}. Use one of those. "
                     "No checkpoint was written."
                 )
-            fields[path] = NewField(path, given=_checked(path, values), is_given=True)
+            fields[path] = NewField(path, values=_checked(path, values), is_given=True)
         self.fields: tuple[NewField, ...] = tuple(fields.values())
         """All fields, in their order."""
         self._sql = {
-            field.path: Sql(field.given, f"the value {field.given!r} of the new column {field.path!r}")
+            field.path: Sql(field.values, f"the value {field.values!r} of the new column {field.path!r}")
             for field in self.fields
-            if field.is_given and isinstance(field.given, str)
+            if field.is_given and isinstance(field.values, str)
         }
 
     @property
@@ -127,8 +127,8 @@ class NewColumns:
     @property
     def not_taken(self) -> list[str]:
         """Paths of old fields that no new field takes as they are."""
-        taken = {field.taken for field in self.fields}
-        return [path for path, _ in _all_fields(self._old) if path not in taken]
+        origins = {field.origin for field in self.fields}
+        return [path for path, _ in _all_fields(self._old) if path not in origins]
 
     def has_given(self, prefix: str) -> bool:
         """Return True if the caller has given values of a column whose path begins so."""
@@ -144,14 +144,14 @@ class NewColumns:
         RowEncodingError
             If they are not of the column's type.
         """
-        found = {field.path: self._values(field, rows) for field in self.fields}
+        values = {field.path: self._values(field, rows) for field in self.fields}
         arrays = []
         for column in self._columns:
             kind = self._new.field(column).type
             if not arrow_types.is_struct(kind):
-                arrays.append(found[column])
+                arrays.append(values[column])
                 continue
-            children = [found[path] for path, _ in _fields(self._new.field(column))]
+            children = [values[path] for path, _ in _fields(self._new.field(column))]
             # A struct of no fields has no length of its own.
             arrays.append(
                 pa.StructArray.from_arrays(children, fields=list(kind))
@@ -167,22 +167,22 @@ class NewColumns:
     def _by_name(self, path: str, kind: pa.DataType) -> NewField:
         before = dict(_all_fields(self._old)).get(path)
         if before is not None:
-            return _taken(path, path, before.type, kind)
+            return _new_field(path, path, before.type, kind)
         if path.startswith(("key.", "user_map_key.")):
             return NewField(path, problem="is not in the old key")
         return NewField(path, beginning=self._beginnings.get(path))
 
     def _unnamed(self, fields: Mapping[str, NewField]) -> dict[str, NewField]:
         """Return the new fields of values that could be old ones of another name."""
-        taken = {field.taken for field in fields.values()}
-        left = [
-            path for path, _ in _all_fields(self._old) if path not in taken and not path.startswith("key.")
+        origins = {field.origin for field in fields.values()}
+        candidates = [
+            path for path, _ in _all_fields(self._old) if path not in origins and not path.startswith("key.")
         ]
-        problem = f"is not in the old state, and could be {' or '.join(left)}"
+        problem = f"is not in the old state, and could be {' or '.join(candidates)}"
         return {
             path: NewField(path, problem=problem)
             for path, field in fields.items()
-            if left and field.taken is None and field.problem is None and path not in self._beginnings
+            if candidates and field.origin is None and field.problem is None and path not in self._beginnings
         }
 
     def _of_buffers(
@@ -192,34 +192,34 @@ class NewColumns:
         pairs, added, unclear = matched_buffers(
             _buffers(old_schema, old_fields, old_begin), _buffers(new_schema, new_fields, new_begin)
         )
-        found: list[NewField] = []
+        fields: list[NewField] = []
         for before, after in pairs:
             for origin, position in zip(before.positions, after.positions, strict=True):
                 old, new = old_fields[origin], new_fields[position]
-                found.append(_taken(f"value.{new.name}", f"value.{old.name}", old.type, new.type))
+                fields.append(_new_field(f"value.{new.name}", f"value.{old.name}", old.type, new.type))
         for buffer in added:
             for position, value in zip(buffer.positions, buffer.beginning or (), strict=True):
-                found.append(NewField(f"value.{new_fields[position].name}", beginning=value))
+                fields.append(NewField(f"value.{new_fields[position].name}", beginning=value))
         for buffer in unclear:
-            found += [
+            fields += [
                 NewField(
                     f"value.{new_fields[position].name}",
                     problem=f"is of {buffer.kind}, which the old state does not show",
                 )
                 for position in buffer.positions
             ]
-        return {field.path: field for field in found}
+        return {field.path: field for field in fields}
 
     def _values(self, field: NewField, rows: pa.RecordBatch) -> pa.Array:
         kind = dict(_all_fields(self._new))[field.path].type
         if not field.is_given:
-            if field.taken is None:
+            if field.origin is None:
                 return pa.repeat(pa.scalar(field.beginning, kind), rows.num_rows)
-            column, _, name = field.taken.partition(".")
+            column, _, name = field.origin.partition(".")
             return cast_column(_flat(rows[column], name) if name else rows[column], kind)
-        values = self._called(field, rows) if callable(field.given) else field.given
+        values = self._called(field, rows) if callable(field.values) else field.values
         try:
-            values = _cast(self._given(field, values, rows, kind), kind)
+            values = _cast(self._column_values(field, values, rows, kind), kind)
         except OptionError:
             raise
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
@@ -237,12 +237,12 @@ class NewColumns:
 
     def _called(self, field: NewField, rows: pa.RecordBatch) -> Any:
         try:
-            return field.given(rows)
+            return field.values(rows)
         except Exception as error:
             error.add_note(f"in {field}, which computes the new column {field.path!r}")
             raise
 
-    def _given(
+    def _column_values(
         self, field: NewField, values: Any, rows: pa.RecordBatch, kind: pa.DataType
     ) -> pa.Array | pa.ChunkedArray:
         if isinstance(values, pa.Array | pa.ChunkedArray):
@@ -253,7 +253,7 @@ class NewColumns:
             return _projected(rows, field.path, values)
         if isinstance(values, pa.Scalar):
             return pa.array([values.as_py()] * rows.num_rows, values.type)
-        if callable(field.given):
+        if callable(field.values):
             return pa.array(values, kind)
         return pa.array([values] * rows.num_rows)
 
@@ -297,9 +297,9 @@ def _flat(column: pa.StructArray, name: str) -> pa.Array:
     return column.flatten()[column.type.get_field_index(name)]
 
 
-def _taken(path: str, before: str, old: pa.DataType, new: pa.DataType) -> NewField:
+def _new_field(path: str, before: str, old: pa.DataType, new: pa.DataType) -> NewField:
     if _holds_all(old, new):
-        return NewField(path, taken=before)
+        return NewField(path, origin=before)
     return NewField(path, problem=f"is {new} and was {old}")
 
 

@@ -134,22 +134,22 @@ def erase(
         copy.path: _location_of(copy, checkpoint, operator, predicate)
         for copy in map(load_savepoint, savepoints)
     }
-    report: Progress = progress or (lambda done, total: None)
+    report: Progress = progress or (lambda completed, total: None)
     total = len(batches) + len(copies)
-    written: dict[int, int] = {}
+    stores_by_batch: dict[int, int] = {}
     rows = 0
-    for done, batch in enumerate(batches):
-        report(done, total)
-        if found := query.erase(batch, memory):
-            written[batch] = found.stores
-            rows = found.rows if batch == batches[-1] else 0
+    for completed, batch in enumerate(batches):
+        report(completed, total)
+        if rewrite := query.erase(batch, memory):
+            stores_by_batch[batch] = rewrite.stores
+            rows = rewrite.rows if batch == batches[-1] else 0
     removed = query.collect(checkpoints_dir)
     written_copies: dict[str, int] = {}
-    for done, (copy, location) in enumerate(copies.items(), len(batches)):
-        report(done, total)
+    for completed, (copy, location) in enumerate(copies.items(), len(batches)):
+        report(completed, total)
         for batch in location.places:
-            if found := location.erase(batch, memory):
-                written_copies[copy] = found.stores
+            if rewrite := location.erase(batch, memory):
+                written_copies[copy] = rewrite.stores
         removed += location.collect(None)
     report(total, total)
     absent = [
@@ -157,8 +157,8 @@ def erase(
         *(verify_absent(copy, condition, operator=operator) for copy in copies),
     ]
     return Erasure(
-        tuple(written),
-        sum(written.values()) + sum(written_copies.values()),
+        tuple(stores_by_batch),
+        sum(stores_by_batch.values()) + sum(written_copies.values()),
         rows,
         removed,
         tuple(written_copies),
@@ -202,11 +202,11 @@ class _Location:
 
     def erase(self, batch: int, memory: int) -> _Rewrite | None:
         """Write the stores anew that may have the keys at a batch; return None if there are none."""
-        if not (found := self.search(batch)):
+        if not (stores := self.search(batch)):
             return None
-        without = _Without(self._predicate, self.checkpoint.operator(self._operator, batch), found)
+        without = _Without(self._predicate, self.checkpoint.operator(self._operator, batch), stores)
         self.places[batch].write(without.apply, memory, keeps_entry=False)
-        return _Rewrite(len(found), without.counts.removed)
+        return _Rewrite(len(stores), without.counts.removed)
 
     def collect(self, checkpoints_dir: str | None) -> int:
         """Delete what no batch needs, durably, and return the number of files."""
@@ -288,9 +288,9 @@ class _Without:
         """Return a store without the keys; one that does not have them is returned unchanged."""
         if content.store not in self._stores:
             return content
-        return replace(content, rows=lambda: self._kept(content))
+        return replace(content, rows=lambda: self._remaining_rows(content))
 
-    def _kept(self, content: StoreSnapshot) -> Iterator[tuple[str, pa.Table]]:
+    def _remaining_rows(self, content: StoreSnapshot) -> Iterator[tuple[str, pa.Table]]:
         keys = keys_of_families(self._operator, content.store, content.column_families)
         for name, table in content.rows():
             matches = is_match(self._predicate, table, keys[name])

@@ -61,19 +61,19 @@ def read_changes(url: str, schema: pa.Schema, mode: Mode) -> pa.Table:
         raise OptionError(
             f"there is no file {url} with changes. Check the path. No copy was made."
         ) from error
-    read = _reader(data)
+    reader = _reader(data)
     if not data.strip():
         raise OptionError(
             f"{url} is empty, as a file is that was not written to its end. To delete all keys, use the "
             "predicate true. No copy was made."
         )
-    if read is None and not data.lstrip().startswith(b"{"):
+    if reader is None and not data.lstrip().startswith(b"{"):
         raise OptionError(
             f"{url} is neither Parquet, nor Arrow IPC (file or stream), nor JSON lines: it begins with "
             f"{data[:8]!r}. Convert it to one of these. No copy was made."
         )
     try:
-        return _from_json(data, schema, mode) if read is None else read(pa.py_buffer(data))
+        return _from_json(data, schema, mode) if reader is None else reader(pa.py_buffer(data))
     except (pa.ArrowException, OSError) as error:
         raise RowEncodingError(
             f"the changes in {url} cannot be read: {' '.join(str(error).split()).rstrip('.')}. Correct the "
@@ -180,10 +180,10 @@ def _is_held(number: float, kind: pa.DataType) -> bool:
 
     try:
         with np.errstate(over="ignore"):
-            held = float(kind.to_pandas_dtype()(number))
+            value = float(kind.to_pandas_dtype()(number))
     except OverflowError:
         return False
-    return math.isfinite(held) and (not isinstance(number, int) or held == number)
+    return math.isfinite(value) and (not isinstance(number, int) or value == number)
 
 
 def _in_json(kind: pa.DataType) -> pa.DataType | None:

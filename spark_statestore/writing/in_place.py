@@ -101,10 +101,10 @@ class InPlaceWrite:
         """
         versions = self._checkpoint.stores(self._batch, self._operator)
         parents = self._parents()
-        report: Progress = progress or (lambda done, total: None)
+        report: Progress = progress or (lambda completed, total: None)
         report(0, len(versions))
 
-        written: list[tuple[StoreDirectory, CheckpointName]] = []
+        attempts: list[tuple[StoreDirectory, CheckpointName]] = []
         encoded: list[EncodedStore] = []
 
         def write(version: StoreVersion) -> str:
@@ -119,7 +119,7 @@ class InPlaceWrite:
                 name = CheckpointName(version.name.version, attempt_id)
                 parent = parent and parents.get(version.store, parent)
                 write_store(store, name, attempt_id, changed, parent)
-                written.append((store, name))
+                attempts.append((store, name))
             else:
                 store = self._checkpoint.open(version.store, _SMALL_METADATA)
                 encoded.append(encode_store(store, version.name, attempt_id, changed, parent))
@@ -127,12 +127,12 @@ class InPlaceWrite:
 
         try:
             ids = []
-            for done, attempt_id in enumerate(parallel_iter(write, versions, self._checkpoint.files), 1):
+            for completed, attempt_id in enumerate(parallel_iter(write, versions, self._checkpoint.files), 1):
                 ids.append(attempt_id)
-                report(done, len(versions))
+                report(completed, len(versions))
             self._require_unchanged()
         except BaseException:
-            for store, name in written:
+            for store, name in attempts:
                 discard_store(store, name)
             for attempt in encoded:
                 attempt.discard()
@@ -199,7 +199,7 @@ class InPlaceWrite:
         """Copy the entry of the commit log to where a rollback moves those of later batches."""
         files = self._checkpoint.files
         # Not where a rollback has moved entries, which are moved back into gaps.
-        kept = join(new_rolled_back_directory(self._checkpoint), IN_PLACE, COMMITS, str(self._batch))
-        with failing_to("write", files, kept):
-            files.make_directory(parent_of(kept))
-            files.create(kept, files.read(path))
+        backup = join(new_rolled_back_directory(self._checkpoint), IN_PLACE, COMMITS, str(self._batch))
+        with failing_to("write", files, backup):
+            files.make_directory(parent_of(backup))
+            files.create(backup, files.read(path))

@@ -77,7 +77,7 @@ class KeySearch:
         # Paths with the attempts whose bytes are there.
         self._needed: dict[str, set[str | None]] = {}
         self._undescribed: list[str] = []
-        self.found: list[KeysInStream] = []
+        self.matches: list[KeysInStream] = []
         """Streams with such records."""
 
     @property
@@ -104,13 +104,15 @@ class KeySearch:
             identity = stream.stream_state_handle_id
             if identity not in self._streams:
                 # A column family that was created anew may have had other keys before.
-                known = {
+                keys_at_version = {
                     family.name: keys[family.name]
                     for family in metadata.column_families
                     if family.name in keys and family.created_at_version <= entry.version
                 }
-                found = self._search(batch, str(version.store), entry, store.where(version.name), known)
-                self._streams[identity] = found
+                has_matches = self._search(
+                    batch, str(version.store), entry, store.where(version.name), keys_at_version
+                )
+                self._streams[identity] = has_matches
         entries = (entry.state.delegate_state_handle.stream_state_handle_id for entry in metadata.handle)
         return any(self._streams[identity] for identity in entries)
 
@@ -156,7 +158,7 @@ class KeySearch:
                 records[name] += pc.sum(matches).as_py() or 0
         for name, number in records.items():
             if number:
-                self.found.append(KeysInStream(stream, batch, f"{store}, {name}", number))
+                self.matches.append(KeysInStream(stream, batch, f"{store}, {name}", number))
         return any(records.values()) or not is_known
 
 

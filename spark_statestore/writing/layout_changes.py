@@ -24,7 +24,7 @@ class RowChanges(Protocol):
     counts: KeyCounts
     replaces: bool
 
-    def of(self, store: StoreId) -> ChangesOfStore: ...
+    def for_store(self, store: StoreId) -> ChangesOfStore: ...
 
 
 class _Edit(NamedTuple):
@@ -36,13 +36,13 @@ class _Edit(NamedTuple):
         Groups of which a row changes.
     after
         All rows that they have then.
-    kept
+    remaining
         Groups that the state has, if derived rows of others are removed; else None.
     """
 
     groups: pa.Array
     after: GroupedRows
-    kept: pa.Array | None = None
+    remaining: pa.Array | None = None
 
 
 class LayoutChanges:
@@ -55,7 +55,7 @@ class LayoutChanges:
     ----------
     store
         Name of the state's stores.
-    read
+    rows_of_partition
         Returns the tables of the state in a partition, for states that are derived in other stores.
     """
 
@@ -65,14 +65,14 @@ class LayoutChanges:
         operator: StatefulOperator,
         store: str,
         layout: StateLayout,
-        read: Callable[[int], Iterator[pa.Table]],
+        rows_of_partition: Callable[[int], Iterator[pa.Table]],
     ) -> None:
         self.counts = changes.counts
         self._changes = changes
         self._operator = operator
         self._store = store
         self._layout = layout
-        self._read = read
+        self._rows_of_partition = rows_of_partition
         self._stores = len({store, *(derived.store for derived in layout.derived)})
         # A predicate may have another result the next time, so that the stores of a partition share one.
         self._edits: dict[int, tuple[_Edit, int]] = {}
@@ -93,7 +93,7 @@ class LayoutChanges:
         self, content: StoreSnapshot, derived: list[DerivedState], *, has_state: bool
     ) -> Iterator[tuple[str, pa.Table]]:
         """Yield the rows of a store whose state has no row of before."""
-        changes = self._changes.of(content.store)
+        changes = self._changes.for_store(content.store)
         name = self._layout.state.name if has_state else None
         dropped = {part.state.name for part in derived}
         total = stay = 0
@@ -120,7 +120,7 @@ class LayoutChanges:
         def state() -> Iterator[pa.Table]:
             # A state that others are derived from in other stores is read once for all of them.
             if self._stores > 1:
-                return self._read(content.store.partition)
+                return self._rows_of_partition(content.store.partition)
             return (table for family, table in content.rows() if family == name)
 
         edit = self._edit(state, content.store)
@@ -128,7 +128,7 @@ class LayoutChanges:
         if has_state:
             groups_of[name] = self._layout.groups
         for family, table in content.rows():
-            removes_stale = edit.kept is not None and family != name
+            removes_stale = edit.remaining is not None and family != name
             # Keys are not decoded in vain.
             if family not in groups_of or not (len(edit.groups) or removes_stale):
                 yield family, table
@@ -136,7 +136,7 @@ class LayoutChanges:
             groups = groups_of[family](table["key"])
             stays = pc.invert(pc.is_in(groups, value_set=edit.groups))
             if removes_stale:
-                stays = pc.and_(stays, pc.or_(pc.is_null(groups), pc.is_in(groups, value_set=edit.kept)))
+                stays = pc.and_(stays, pc.or_(pc.is_null(groups), pc.is_in(groups, value_set=edit.remaining)))
             yield family, table.filter(stays)
         yield from self._rows(edit.after, derived, has_state=has_state)
 
@@ -164,25 +164,25 @@ class LayoutChanges:
     def _computed(self, state: Callable[[], Iterator[pa.Table]], store: StoreId) -> _Edit:
         import pyarrow.compute as pc
 
-        changes = self._changes.of(store)
+        changes = self._changes.for_store(store)
         if changes.keys is not None and not len(changes.keys):
             return _Edit(pa.array([], pa.binary()), self._layout.grouped(ROW_SCHEMA.empty_table()))
         groups = self._groups_of_changes(state, changes)
         removes_stale = changes.keys is None and self._layout.has_stale_rows
-        before, kept, affected, present = [], [], [*changes.put["key"].chunks], []
+        before, unchanged, affected, present = [], [], [*changes.put["key"].chunks], []
         for table in state():
             is_changed = changes.is_changed(table)
-            found = self._layout.groups(table["key"])
-            self._require_exact(table["key"].filter(pc.and_(is_changed, pc.is_null(found))), store)
-            within = found.filter(is_changed).unique() if groups is None else groups
-            is_edited = pc.is_in(found, value_set=within)
+            groups_of_rows = self._layout.groups(table["key"])
+            self._require_exact(table["key"].filter(pc.and_(is_changed, pc.is_null(groups_of_rows))), store)
+            within = groups_of_rows.filter(is_changed).unique() if groups is None else groups
+            is_edited = pc.is_in(groups_of_rows, value_set=within)
             before.append(table["key"].filter(is_edited))
-            kept.append(table.filter(pc.and_(is_edited, pc.invert(is_changed))))
+            unchanged.append(table.filter(pc.and_(is_edited, pc.invert(is_changed))))
             affected += table["key"].filter(is_changed).chunks
             if removes_stale:
                 stay = table["key"].filter(pc.invert(is_changed))
                 present.append(self._layout.groups(stay, is_exact=False).unique())
-        after = pa.concat_tables([ROW_SCHEMA.empty_table(), *kept, changes.put])
+        after = pa.concat_tables([ROW_SCHEMA.empty_table(), *unchanged, changes.put])
         edited = _joined(keys.chunks for keys in before)
         self._count(edited, after["key"], pa.chunked_array(affected, pa.binary()))
         if groups is None:
@@ -198,8 +198,10 @@ class LayoutChanges:
             return self._layout.groups(changes.keys).unique()
         if not self._layout.is_indexed:
             return None
-        found = (self._layout.groups(table["key"].filter(changes.is_changed(table))) for table in state())
-        return _joined(groups.chunks for groups in found).unique()
+        groups_of_tables = (
+            self._layout.groups(table["key"].filter(changes.is_changed(table))) for table in state()
+        )
+        return _joined(groups.chunks for groups in groups_of_tables).unique()
 
     def _require_exact(self, keys: pa.ChunkedArray, store: StoreId) -> None:
         if len(keys):

@@ -218,30 +218,34 @@ def _plans(
     """Return what each operator of the new query takes, and what of the old query is dropped."""
     before, after = keyed_states(old, batch), keyed_states(new, begun)
     matches = matched_operators(before, after, operators)
-    given = {operator_and_family(key): values for key, values in columns.items()}
+    values_by_state = {operator_and_family(key): values for key, values in columns.items()}
     dropped_names = {operator_and_family(key) for key in drop}
     plans = {
         state.operator.id: plan_operator(
             matches[state.operator.id],
             state,
             {name: origin for (operator, name), origin in states.items() if operator == state.operator.id},
-            {family: found for (operator, family), found in given.items() if operator == state.operator.id},
+            {
+                family: values
+                for (operator, family), values in values_by_state.items()
+                if operator == state.operator.id
+            },
             _dropped_of(matches[state.operator.id], dropped_names),
             is_given=state.operator.id in operators,
         )
         for state in after
     }
     numbers = {state.operator.id for state in after}
-    for operator in [operator for operator, _ in (*states, *given) if operator not in numbers]:
+    for operator in [operator for operator, _ in (*states, *values_by_state) if operator not in numbers]:
         raise OptionError(
             f"the new query has no stateful operator {operator!r}, it has "
             f"{', '.join(map(str, after)) or 'none'}. Use one of those. No checkpoint was written."
         )
-    taken = {match.operator.id for match in matches.values() if match is not None}
-    dropped = [found for plan in plans.values() for found in plan.dropped]
+    old_operators = {match.operator.id for match in matches.values() if match is not None}
+    dropped = [entry for plan in plans.values() for entry in plan.dropped]
     for state in before:
         keys = sum(family.rows for family in state.families.values())
-        if state.operator.id in taken:
+        if state.operator.id in old_operators:
             continue
         if keys and (state.operator.id, None) not in dropped_names:
             raise OptionError(
@@ -250,10 +254,10 @@ def _plans(
                 f"[{state.operator.id}]. No checkpoint was written."
             )
         dropped.append((f"operator {state}", keys))
-    known = {(state.operator.id, None) for state in before} | {
+    old_states = {(state.operator.id, None) for state in before} | {
         (state.operator.id, variable_of(name)) for state in before for _, name in state.families
     }
-    for operator, family in dropped_names - known:
+    for operator, family in dropped_names - old_states:
         raise OptionError(
             f"the old query has no state {(operator, family) if family else operator!r} to drop; it has the "
             f"operators {', '.join(map(str, before)) or 'none'}. Use one of those, or leave it. No "
@@ -287,9 +291,9 @@ def _edit_of_logs(old: QueryCheckpoint, batch: int, new: QueryCheckpoint, begun:
     watermark = old.commit(batch).metadata.get("nextBatchWatermarkMs", entry.watermark_ms)
     _require_like_sources(entry, fresh, old, new)
 
-    def edit(offsets: OffsetEntry, written: CommitEntry) -> tuple[OffsetEntry, CommitEntry]:
+    def edit(offsets: OffsetEntry, old_commit: CommitEntry) -> tuple[OffsetEntry, CommitEntry]:
         metadata = {**offsets.metadata, "conf": fresh.metadata.get("conf", {})}
-        ids = written.state_ids
+        ids = old_commit.state_ids
         changed = commit.with_watermark(int(watermark))
         return (
             replace(offsets, metadata=metadata),

@@ -43,14 +43,14 @@ class KeyedState:
     @cached_property
     def families(self) -> Mapping[StateName, ColumnFamily]:
         """Column families of any of its stores, with the numbers of their rows in all of them."""
-        found: dict[StateName, ColumnFamily] = {}
+        families: dict[StateName, ColumnFamily] = {}
         for version in self.versions.values():
             directory = self.checkpoint.open(version.store)
             for family in readable_metadata(directory, version.name, version.attempt_id).column_families:
                 name = (version.store.name, family.name)
-                rows = found[name].rows if name in found else 0
-                found[name] = replace(family, rows=rows + family.rows)
-        return found
+                rows = families[name].rows if name in families else 0
+                families[name] = replace(family, rows=rows + family.rows)
+        return families
 
     @cached_property
     def key_columns(self) -> tuple[str, ...]:
@@ -78,13 +78,13 @@ def keyed_states(checkpoint: QueryCheckpoint, batch: int) -> list[KeyedState]:
 
 
 def matched_operators(
-    old: Sequence[KeyedState], new: Sequence[KeyedState], given: Mapping[int, int | None]
+    old: Sequence[KeyedState], new: Sequence[KeyedState], operators: Mapping[int, int | None]
 ) -> dict[int, KeyedState | None]:
     """Return the old operator of each new one, by its number; None if it starts without state.
 
     Parameters
     ----------
-    given
+    operators
         Old operators by new ones, which the caller has given. The others are matched by their kind, and, if
         there are several, by their schemas, and then by the names of their key's columns.
 
@@ -93,26 +93,26 @@ def matched_operators(
     OptionError
         If an operator could be matched with several, or if the given ones do not exist or differ in kind.
     """
-    found = _given(old, new, given)
-    taken = {state.operator.id for state in found.values() if state is not None}
+    matches = _matches_of_caller(old, new, operators)
+    old_ids = {state.operator.id for state in matches.values() if state is not None}
     kinds: dict[str, tuple[list[KeyedState], list[KeyedState]]] = defaultdict(lambda: ([], []))
     for side, states in enumerate((old, new)):
         for state in states:
-            if state.operator.id not in (found if side else taken):
+            if state.operator.id not in (matches if side else old_ids):
                 kinds[state.kind][side].append(state)
     for before, after in kinds.values():
-        found |= _of_kind(before, after)
-    return {state.operator.id: found[state.operator.id] for state in new}
+        matches |= _of_kind(before, after)
+    return {state.operator.id: matches[state.operator.id] for state in new}
 
 
-def _given(
-    old: Sequence[KeyedState], new: Sequence[KeyedState], given: Mapping[int, int | None]
+def _matches_of_caller(
+    old: Sequence[KeyedState], new: Sequence[KeyedState], operators: Mapping[int, int | None]
 ) -> dict[int, KeyedState | None]:
-    found: dict[int, KeyedState | None] = {}
-    for number, before in given.items():
+    matches: dict[int, KeyedState | None] = {}
+    for number, before in operators.items():
         after = _operator(new, number, "new")
         if before is None:
-            found[number] = None
+            matches[number] = None
             continue
         state = _operator(old, before, "old")
         if state.kind != after.kind:
@@ -121,13 +121,13 @@ def _given(
                 "is of another kind. Use one of its kind, or None to start it without state. No checkpoint "
                 "was written."
             )
-        if state in found.values():
+        if state in matches.values():
             raise OptionError(
                 f"two operators of the new query take the state of operator {state} of the old one. Give it "
                 "to one of them. No checkpoint was written."
             )
-        found[number] = state
-    return found
+        matches[number] = state
+    return matches
 
 
 def _operator(states: Sequence[KeyedState], number: int, query: str) -> KeyedState:
@@ -144,23 +144,24 @@ def _of_kind(old: Sequence[KeyedState], new: Sequence[KeyedState]) -> dict[int, 
     """Match operators of one kind."""
     if len(old) == len(new) and all(map(_are_alike, old, new)):
         return {after.operator.id: before for before, after in zip(old, new, strict=True)}
-    found: dict[int, KeyedState | None] = {}
+    matches: dict[int, KeyedState | None] = {}
     for is_match in (_are_alike, _have_the_same_keys, _are_there):
-        left = [state for state in old if state not in found.values()]
-        waiting = [state for state in new if state.operator.id not in found]
+        unmatched = [state for state in old if state not in matches.values()]
+        waiting = [state for state in new if state.operator.id not in matches]
         for after in waiting:
-            origins = [before for before in left if is_match(before, after)]
-            if len(origins) == 1 and sum(is_match(origins[0], other) for other in waiting) == 1:
-                found[after.operator.id] = origins[0]
-    left = [state for state in old if state not in found.values()]
-    waiting = [state for state in new if state.operator.id not in found]
-    if left and waiting:
+            origins = [before for before in unmatched if is_match(before, after)]
+            if len(origins) == 1 and sum(is_match(origins[0], state) for state in waiting) == 1:
+                matches[after.operator.id] = origins[0]
+    unmatched = [state for state in old if state not in matches.values()]
+    waiting = [state for state in new if state.operator.id not in matches]
+    if unmatched and waiting:
         raise OptionError(
-            f"it is not clear which operators of the old query, {', '.join(map(str, left))}, the operators "
-            f"{', '.join(map(str, waiting))} of the new one take their state from. Give `operators`, such as "
-            f"{{{waiting[0].operator.id}: {left[0].operator.id}}}. No checkpoint was written."
+            f"it is not clear which operators of the old query, {', '.join(map(str, unmatched))}, the "
+            f"operators {', '.join(map(str, waiting))} of the new one take their state from. Give "
+            f"`operators`, such as {{{waiting[0].operator.id}: {unmatched[0].operator.id}}}. No checkpoint "
+            "was written."
         )
-    return found | dict.fromkeys((state.operator.id for state in waiting), None)
+    return matches | dict.fromkeys((state.operator.id for state in waiting), None)
 
 
 def _are_alike(old: KeyedState, new: KeyedState) -> bool:

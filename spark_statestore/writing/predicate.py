@@ -68,16 +68,16 @@ class MatchingDelete:
         """Return a store without the keys; a store of another state is returned unchanged."""
         if not is_store_of(content, self._operator, self._store):
             return content
-        return replace(content, rows=lambda: self._kept(content))
+        return replace(content, rows=lambda: self._remaining_rows(content))
 
-    def of(self, store: StoreId) -> ChangesOfStore:
+    def for_store(self, store: StoreId) -> ChangesOfStore:
         """Return the changes of one of the state's stores."""
         return ChangesOfStore(ROW_SCHEMA.empty_table(), None, partial(self._is_match, store.partition))
 
     def _is_match(self, partition: int, rows: pa.Table) -> pa.ChunkedArray:
         return is_match(self._predicate, rows, lambda batch: self._columns.decode(batch, partition))
 
-    def _kept(self, content: StoreSnapshot) -> Iterator[tuple[str, pa.Table]]:
+    def _remaining_rows(self, content: StoreSnapshot) -> Iterator[tuple[str, pa.Table]]:
         for name, table in content.rows():
             if name != self._state.name:
                 yield name, table
@@ -93,12 +93,12 @@ def is_match(
     """Return for each row whether it fulfils a condition on the columns that `decode` returns of a batch."""
     import numpy as np
 
-    found = []
+    chunks = []
     for batch in rows.to_batches(_BATCH_ROWS):
         matches = np.zeros(batch.num_rows, np.bool_)
         matches[predicate.matching(decode(batch))] = True
-        found.append(matches)
-    return pa.chunked_array(found, pa.bool_())
+        chunks.append(matches)
+    return pa.chunked_array(chunks, pa.bool_())
 
 
 def predicate_of(condition: pc.Expression | str) -> Predicate:
@@ -116,10 +116,10 @@ class ExpressionPredicate:
         import numpy as np
 
         try:
-            found = with_numbers(rows).filter(self._expression)
+            matches = with_numbers(rows).filter(self._expression)
         except (pa.ArrowException, TypeError) as error:
             raise failed(f"the predicate {str(self._expression)!r}", error) from error
-        return np.asarray(found[ROW].to_numpy(), np.int64)
+        return np.asarray(matches[ROW].to_numpy(), np.int64)
 
 
 class SqlPredicate:
@@ -142,6 +142,6 @@ class SqlPredicate:
             # Refuses aggregates and windows, which are not of one row.
             table.filter(self._condition)
             # A filter could be evaluated by Arrow's scan, for which NaN is not above all numbers.
-            found = table.project(f'"{ROW}", {self._condition}').fetchnumpy()
-        positions, matches = found.values()
+            result = table.project(f'"{ROW}", {self._condition}').fetchnumpy()
+        positions, matches = result.values()
         return np.asarray(positions[np.ma.filled(matches, False)], np.int64)

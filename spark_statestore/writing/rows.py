@@ -295,8 +295,8 @@ def _require_own_sessions(
     import pyarrow.compute as pc
 
     for batch in pa.table([keys, values], ["key", "value"]).to_batches():
-        found, is_session = _keys_of_sessions(batch, state)
-        row = pc.index(pc.or_(pc.invert(is_session), pc.not_equal(found, batch["key"])), True).as_py()
+        session_keys, is_session = _keys_of_sessions(batch, state)
+        row = pc.index(pc.or_(pc.invert(is_session), pc.not_equal(session_keys, batch["key"])), True).as_py()
         if row >= 0:
             raise RowEncodingError(
                 f"row {first + row} of the changes has other grouping columns or another session start in "

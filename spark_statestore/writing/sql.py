@@ -22,12 +22,12 @@ def with_numbers(rows: pa.RecordBatch) -> pa.Table:
     return pa.Table.from_batches([rows]).append_column(ROW, numbers)
 
 
-def failed(what: str, error: Exception) -> OptionError:
+def failed(subject: str, error: Exception) -> OptionError:
     """Return the error of an expression that cannot be evaluated, such as "the predicate 'a < b'"."""
     reason = " ".join(str(error).split()).rstrip(".!")
     return OptionError(
-        f"{what} cannot be evaluated: {reason}. Use the columns and types that `read_state` returns, as in "
-        "\"key.word = 'a' and value.count < 0\". No copy was made."
+        f"{subject} cannot be evaluated: {reason}. Use the columns and types that `read_state` returns, as "
+        "in \"key.word = 'a' and value.count < 0\". No copy was made."
     )
 
 
@@ -45,7 +45,7 @@ class Sql:
         If DuckDB is not installed.
     """
 
-    def __init__(self, text: str, what: str) -> None:
+    def __init__(self, text: str, subject: str) -> None:
         try:
             import duckdb
         except ModuleNotFoundError as error:
@@ -54,7 +54,7 @@ class Sql:
                 "needs no other package. No copy was made."
             ) from error
         self._text = text
-        self._what = what
+        self._subject = subject
         self._error = duckdb.Error
         # Names in the text are columns, and not variables of this program.
         self._database = duckdb.connect(":memory:", config={"python_enable_replacements": False})
@@ -68,12 +68,12 @@ class Sql:
                 cursor.execute("SET TimeZone = 'UTC'")
                 yield cursor.from_arrow(with_numbers(rows))
         except self._error as error:
-            raise failed(self._what, error) from error
+            raise failed(self._subject, error) from error
 
     def column(self, rows: pa.RecordBatch) -> pa.ChunkedArray:
         """Return the value of the expression for each row."""
         with self.over(rows) as table:
             # Refuses aggregates and windows, which are not of one row.
             table.filter(f"({self._text}) is null")
-            found = table.project(f'"{ROW}" as number, ({self._text}) as found').to_arrow_table()
-        return found.sort_by("number")["found"]
+            values = table.project(f'"{ROW}" as number, ({self._text}) as value').to_arrow_table()
+        return values.sort_by("number")["value"]

@@ -148,7 +148,7 @@ class StateLayout:
         numbers = grouped.numbers[order]
         starts = np.flatnonzero(np.diff(numbers, prepend=-1))
         index = np.arange(len(numbers)) - np.repeat(starts, np.diff(starts, append=len(numbers)))
-        rows = _taken(grouped.rows, order)
+        rows = _reordered(grouped.rows, order)
         keys, first = [], 0
         for chunk in decode_rows(rows["key"], schema).chunks:
             columns = [*chunk.flatten()[:-1], pa.array(index[first : first + len(chunk)])]
@@ -159,11 +159,11 @@ class StateLayout:
 
 
 def layout_of(
-    operator: StatefulOperator, source: StateSource, other: Callable[[str], StateSource]
+    operator: StatefulOperator, source: StateSource, source_of_store: Callable[[str], StateSource]
 ) -> StateLayout | None:
     """Return the layout of a state that users write; None if its rows stand alone.
 
-    `other` returns the state of another store of the operator.
+    `source_of_store` returns the state of another store of the operator.
 
     Raises
     ------
@@ -173,7 +173,7 @@ def layout_of(
     state = source.state
     variable = state_variables(operator).get(state.name)
     if operator.is_join:
-        return _layout_of_join(operator, source, other)
+        return _layout_of_join(operator, source, source_of_store)
     if variable is None:
         return None
     kind, has_ttl = variable["stateVariableType"], variable.get("ttlEnabled")
@@ -194,13 +194,13 @@ def layout_of(
 
 
 def _layout_of_join(
-    operator: StatefulOperator, source: StateSource, other: Callable[[str], StateSource]
+    operator: StatefulOperator, source: StateSource, source_of_store: Callable[[str], StateSource]
 ) -> StateLayout:
     has_one_store = len(operator.stores) == 1
     side, _, kind = state_name(source.store, source.family).partition("-")
     name = f"{side}-{_NUMBERS if kind == INDEXED else _TIMES}"
     store = source.store if has_one_store else name
-    state = _beside(source, name) if has_one_store else other(name).state
+    state = _beside(source, name) if has_one_store else source_of_store(name).state
     if kind == INDEXED:
         return StateLayout(source.state, [_counts(store, state)], is_indexed=True)
     # Spark has no index of a side without event time.
@@ -348,7 +348,7 @@ def _reencoded(
     return pa.chunked_array(chunks, pa.binary())
 
 
-def _taken(rows: pa.Table, order: NDArray[Any]) -> pa.Table:
+def _reordered(rows: pa.Table, order: NDArray[Any]) -> pa.Table:
     """Return rows in an order."""
     large = pa.table([column.cast(pa.large_binary()) for column in rows.columns], ROW_SCHEMA.names)
     return _in_chunks(large, order).cast(ROW_SCHEMA)

@@ -34,7 +34,7 @@ def plan_operator(
     old: KeyedState | None,
     new: KeyedState,
     renamed: Mapping[str, str | None],
-    given: Mapping[str | None, Mapping[str, ColumnValues]],
+    values_by_family: Mapping[str | None, Mapping[str, ColumnValues]],
     dropped: AbstractSet[str | None],
     *,
     is_given: bool,
@@ -45,7 +45,7 @@ def plan_operator(
     ----------
     renamed
         Old names of states by new ones; None for one that starts empty.
-    given
+    values_by_family
         Values of columns by column family; the key None is for an operator with one.
     dropped
         Names of the old states that are not taken; None stands for all.
@@ -57,11 +57,11 @@ def plan_operator(
     OptionError
         If state would be lost, if columns cannot be told, or if an argument does not fit the operator.
     """
-    _require_names(old, new, renamed, given, dropped)
+    _require_names(old, new, renamed, values_by_family, dropped)
     if old is not None:
         _require_taken_once(old, new, renamed)
         _require_same_join(old, new, is_given)
-    values = _by_state(new, given)
+    values = _by_state(new, values_by_family)
     layouts = _layouts(new)
     origins = _origins(layouts)
     plans: dict[StateName, StatePlan] = {}
@@ -84,15 +84,15 @@ def plan_operator(
 
 def _layouts(state: KeyedState) -> dict[StateName, StateLayout]:
     """Return the states from which Spark derives others."""
-    found = {}
+    layouts = {}
     for store, name in state.families:
         try:
             operator, source = find_writable(state.checkpoint, state.batch, state.operator.id, store, name)
         except (OptionError, RescaleError):
             continue
         if layout := layout_with_derived(state.checkpoint, state.batch, operator, source):
-            found[store, name] = layout
-    return found
+            layouts[store, name] = layout
+    return layouts
 
 
 def _origins(layouts: Mapping[StateName, StateLayout]) -> dict[StateName, StateName]:
@@ -136,18 +136,18 @@ def _differences(
     old: KeyedState, new: KeyedState, before: ColumnFamily, family: ColumnFamily
 ) -> tuple[str, ...]:
     """Return why rows cannot be taken as they are."""
-    found = []
+    differences = []
     if not is_same_state(before, family):
-        found.append("its schema differs from the old one's")
+        differences.append("its schema differs from the old one's")
     if old.partitions != new.partitions:
-        found.append(
+        differences.append(
             f"it has {new.partitions} partitions and the old one {old.partitions}: run the changed query "
             f"with spark.sql.shuffle.partitions={old.partitions}, or `rescale` the old checkpoint before"
         )
     strict = [state.settings.get(STRICT_DISTRIBUTION, "true") for state in (old, new)]
     if strict[0] != strict[1]:
-        found.append(f"it has {STRICT_DISTRIBUTION}={strict[1]} and the old one {strict[0]}")
-    return tuple(found)
+        differences.append(f"it has {STRICT_DISTRIBUTION}={strict[1]} and the old one {strict[0]}")
+    return tuple(differences)
 
 
 def _require_same_times(new: KeyedState, state: str, before: ColumnFamily, family: ColumnFamily) -> None:
@@ -164,9 +164,9 @@ def _require_same_times(new: KeyedState, state: str, before: ColumnFamily, famil
 
 def _require_taken_once(old: KeyedState, new: KeyedState, renamed: Mapping[str, str | None]) -> None:
     variables = {variable_of(name) for _, name in new.families}
-    taken = [renamed.get(variable, variable) for variable in variables]
+    origins = [renamed.get(variable, variable) for variable in variables]
     for origin in {variable_of(name) for _, name in old.families}:
-        if taken.count(origin) > 1:
+        if origins.count(origin) > 1:
             raise OptionError(
                 f"two states of operator {new} of the new query take {origin!r} of operator {old} of the "
                 "old one. Say in `states` which one takes it, and None for the other one. No checkpoint was "
@@ -187,20 +187,20 @@ def _require_same_join(old: KeyedState, new: KeyedState, is_given: bool) -> None
 
 
 def _by_state(
-    new: KeyedState, given: Mapping[str | None, Mapping[str, ColumnValues]]
+    new: KeyedState, values_by_family: Mapping[str | None, Mapping[str, ColumnValues]]
 ) -> dict[str, Mapping[str, ColumnValues]]:
     """Return the values of columns by state."""
-    found: dict[str, Mapping[str, ColumnValues]] = {}
-    for family, values in given.items():
+    values_by_state: dict[str, Mapping[str, ColumnValues]] = {}
+    for family, values in values_by_family.items():
         name = _only_state(new) if family is None else family
-        if name in found:
+        if name in values_by_state:
             raise OptionError(
                 f"there are columns of operator {new.operator.id}, column family {name!r}, twice. Give them "
                 "once. No checkpoint was written."
             )
         require_mapping("columns", values)
-        found[name] = values
-    return found
+        values_by_state[name] = values
+    return values_by_state
 
 
 def _dropped(
@@ -209,12 +209,12 @@ def _dropped(
     """Yield the old states that no new one takes; raise for one that the caller has not named."""
     if old is None:
         return
-    taken = {(state.store, state.old.name) for state in states if state.old is not None}
+    taken_states = {(state.store, state.old.name) for state in states if state.old is not None}
     computed = {(state.store, state.old.name) for state in states if state.old and state.computed}
     # Rows derived from computed ones are derived anew.
-    taken |= {state for state, origin in _origins(_layouts(old)).items() if origin in computed}
+    taken_states |= {state for state, origin in _origins(_layouts(old)).items() if origin in computed}
     for (store, name), family in old.families.items():
-        if (store, name) in taken or not family.rows:
+        if (store, name) in taken_states or not family.rows:
             continue
         if old.operator.is_join:
             raise OptionError(
@@ -269,8 +269,8 @@ def _computed(
         ]
         aggregates = (before.value_schema, family.value_schema, begins[0], begins[1])
         if new.operator.name == SESSIONS:
-            keys = {path: found for path, found in values.items() if path.startswith("key.")}
-            values = {f"value.{path[4:]}": found for path, found in keys.items()} | dict(values)
+            keys = {path: value for path, value in values.items() if path.startswith("key.")}
+            values = {f"value.{path[4:]}": value for path, value in keys.items()} | dict(values)
     schemas = [source.columns(None).schema for source in sources]
     columns = NewColumns(schemas[0], schemas[1], values, aggregates, _BEGINNINGS.get(new.operator.name))
     if columns.problems:
@@ -291,13 +291,13 @@ def _require_names(
     old: KeyedState | None,
     new: KeyedState,
     renamed: Mapping[str, str | None],
-    given: Mapping[str | None, Mapping[str, ColumnValues]],
+    values_by_family: Mapping[str | None, Mapping[str, ColumnValues]],
     dropped: AbstractSet[str | None],
 ) -> None:
     """Raise if names of states do not exist."""
     of_old = set() if old is None else {variable_of(name) for _, name in old.families}
     families = {state_name(*state) for state in new.families}
-    for names, of_new in ((renamed, {variable_of(name) for name in families}), (given, families)):
+    for names, of_new in ((renamed, {variable_of(name) for name in families}), (values_by_family, families)):
         for name in names:
             if name is not None and name not in of_new:
                 raise OptionError(

@@ -34,14 +34,14 @@ def as_tables(changes: Any) -> Iterator[pa.Table]:
         If its rows have no Arrow types.
     """
     with _converting(changes):
-        found = _tables(changes)
-    if found is None:
+        tables = _tables(changes)
+    if tables is None:
         raise OptionError(
             f"the changes are a {_type_name(changes)}, but they must be a pyarrow.Table, RecordBatch or "
             "RecordBatchReader, a data frame of pandas, Polars or Spark, or another object with the Arrow C "
             "stream interface. Convert them to one of these. No copy was made."
         )
-    return _at_least_one(found, changes)
+    return _at_least_one(tables, changes)
 
 
 def _at_least_one(tables: Iterator[pa.Table], changes: Any) -> Iterator[pa.Table]:

@@ -162,11 +162,11 @@ def write_state(
                 "was changed."
             )
         place = InPlaceWrite(checkpoint, number, operator, activity)
-        written = _written(*state, mode, rows, memory)
-        place.write(written.apply, memory, progress)
+        state_changes = _changes_of_state(*state, mode, rows, memory)
+        place.write(state_changes.apply, memory, progress)
     else:
         with held_if_possible(checkpoint, number, target):
-            written = _written(*state, mode, rows, memory)
+            state_changes = _changes_of_state(*state, mode, rows, memory)
             copy_held(
                 checkpoint,
                 number,
@@ -174,14 +174,14 @@ def write_state(
                 str(uuid.uuid4()),
                 checkpoints_dir=checkpoints_dir,
                 progress=progress,
-                change=written.apply,
+                change=state_changes.apply,
                 memory=memory,
             )
-    counts = written.counts
+    counts = state_changes.counts
     return WrittenState(number, counts.added, counts.changed, counts.removed)
 
 
-def _written(
+def _changes_of_state(
     checkpoint: QueryCheckpoint,
     batch: int,
     operator: int,
@@ -191,11 +191,11 @@ def _written(
     changes: str | pc.Expression | Iterator[pa.Table],
     memory: int,
 ) -> Changes:
-    described, found = find_writable(checkpoint, batch, operator, store, column_family)
+    described, source = find_writable(checkpoint, batch, operator, store, column_family)
     if isinstance(changes, str | pc.Expression):
-        matching = MatchingDelete(changes, described, found.store, found.state, found.columns(None))
-        return _with_derived(matching, checkpoint, batch, described, found, memory)
-    return changes_of(changes, mode, checkpoint, batch, described, found, memory)
+        matching = MatchingDelete(changes, described, source.store, source.state, source.columns(None))
+        return _with_derived(matching, checkpoint, batch, described, source, memory)
+    return changes_of(changes, mode, checkpoint, batch, described, source, memory)
 
 
 def changes_of(
@@ -204,12 +204,12 @@ def changes_of(
     checkpoint: QueryCheckpoint,
     batch: int,
     operator: StatefulOperator,
-    found: StateSource,
+    source: StateSource,
     memory: int | None = None,
 ) -> Changes:
     """Return the changes of a state by tables, see `StateChanges`, with what Spark derives from it."""
-    changes = StateChanges(tables, mode, operator, found.store, found.state, len(found.versions))
-    return _with_derived(changes, checkpoint, batch, operator, found, memory)
+    changes = StateChanges(tables, mode, operator, source.store, source.state, len(source.versions))
+    return _with_derived(changes, checkpoint, batch, operator, source, memory)
 
 
 def _with_derived(
@@ -217,26 +217,30 @@ def _with_derived(
     checkpoint: QueryCheckpoint,
     batch: int,
     operator: StatefulOperator,
-    found: StateSource,
+    source: StateSource,
     memory: int | None,
 ) -> Changes:
-    def read(partition: int) -> Iterator[pa.Table]:
-        (version,) = (version for version in found.versions if version.store.partition == partition)
-        return found.rows(version, memory)
+    def rows_of_partition(partition: int) -> Iterator[pa.Table]:
+        (version,) = (version for version in source.versions if version.store.partition == partition)
+        return source.rows(version, memory)
 
-    layout = layout_with_derived(checkpoint, batch, operator, found)
-    return changes if layout is None else LayoutChanges(changes, operator, found.store, layout, read)
+    layout = layout_with_derived(checkpoint, batch, operator, source)
+    return (
+        changes
+        if layout is None
+        else LayoutChanges(changes, operator, source.store, layout, rows_of_partition)
+    )
 
 
 def layout_with_derived(
-    checkpoint: QueryCheckpoint, batch: int, operator: StatefulOperator, found: StateSource
+    checkpoint: QueryCheckpoint, batch: int, operator: StatefulOperator, source: StateSource
 ) -> StateLayout | None:
     """Return a state with what Spark derives from it; None if its rows stand alone."""
 
-    def other(store: str) -> StateSource:
+    def source_of_store(store: str) -> StateSource:
         return state_of(checkpoint, operator.id, store, None, batch)
 
-    return layout_of(operator, found, other)
+    return layout_of(operator, source, source_of_store)
 
 
 def require_memory(memory: int) -> None:
@@ -259,10 +263,10 @@ def find_writable(
     """
     described = checkpoint.operator(operator, batch)
     require_writable(described, store, None)
-    found = state_of(checkpoint, operator, store, column_family, batch)
-    require_writable(described, found.store, found.state)
+    source = state_of(checkpoint, operator, store, column_family, batch)
+    require_writable(described, source.store, source.state)
     _require_known_layout(checkpoint, batch, described)
-    return described, found
+    return described, source
 
 
 def _require_known_layout(checkpoint: QueryCheckpoint, batch: int, operator: StatefulOperator) -> None:

@@ -21,8 +21,8 @@ MUTANTS: Final = (
     Mutant(
         "derived-other-rows-of-a-group",
         f"{_WRITING}/layout_changes.py",
-        "kept.append(table.filter(pc.and_(is_edited, pc.invert(is_changed))))",
-        "kept.append(table.slice(0, 0))",
+        "unchanged.append(table.filter(pc.and_(is_edited, pc.invert(is_changed))))",
+        "unchanged.append(table.slice(0, 0))",
         _FOLLOW,
         "Rows of a key of which another row changes stay.",
     ),

@@ -73,7 +73,7 @@ MUTANTS: Final = (
     Mutant(
         "migrate-renamed-fields",
         f"{_WRITING}/columns.py",
-        "if left and field.taken is None and field.problem is None and path not in self._beginnings",
+        "if candidates and field.origin is None and field.problem is None and path not in self._beginnings",
         "if False",
         (f"{_COLUMNS}::test_new_fields_that_could_be_renamed_ones_are_problems",),
         "A field that may be an old one of another name does not begin with null.",

@@ -268,8 +268,8 @@ MUTANTS: Final = (
     Mutant(
         "write-to-the-store-of-a-variable",
         f"{_WRITING}/write.py",
-        "changes = StateChanges(tables, mode, operator, found.store, found.state, len(found.versions))",
-        "changes = StateChanges(tables, mode, operator, found.family, found.state, len(found.versions))",
+        "changes = StateChanges(tables, mode, operator, source.store, source.state, len(source.versions))",
+        "changes = StateChanges(tables, mode, operator, source.family, source.state, len(source.versions))",
         ("tests/spark/test_write_state.py::test_transform_with_state_goes_on_from_written_state",),
         "A variable that is named as a store is written, too.",
     ),
@@ -284,8 +284,8 @@ MUTANTS: Final = (
     Mutant(
         "write-other-sessions",
         f"{_WRITING}/rows.py",
-        'pc.not_equal(found, batch["key"])',
-        "pc.not_equal(found, found)",
+        'pc.not_equal(session_keys, batch["key"])',
+        "pc.not_equal(session_keys, session_keys)",
         ("tests/spark/test_write_state.py::test_session_window_goes_on_from_written_state",),
         "A session's value is that of its key.",
     ),
