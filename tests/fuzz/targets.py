@@ -49,14 +49,14 @@ _HEADER = struct.Struct("<8sHHI8sQQ")
 class Target:
     """A reader, its valid inputs, and the errors that it may raise."""
 
-    read: Callable[[bytes], object]
+    reader: Callable[[bytes], object]
     seeds: list[bytes]
     errors: tuple[type[Exception], ...]
 
     def takes(self, data: bytes) -> bool:
         """Return whether it accepts some bytes; fail if it refuses them with another error."""
         try:
-            self.read(data)
+            self.reader(data)
         except self.errors as error:
             if isinstance(error, MemoryError):
                 raise
@@ -150,10 +150,10 @@ def _operator_state(data: bytes) -> object:
     header = decode_header(data, "a stream")
     reader = Reader(data, "a stream")
     for offset in range(0, len(data), 97):
-        for read in (reader.element, reader.part):
+        for method in (reader.element, reader.part):
             # Most offsets are invalid.
             with contextlib.suppress(CheckpointError):
-                read(offset, 2)
+                method(offset, 2)
     return header
 
 

@@ -358,8 +358,10 @@ class MergeSpec:
         present = {a for a in _attempts(state.physical) | {*state.own} if a.store == store}
         # The version that it has loaded, and those that it has committed since, are tracked.
         runs = dict(enumerate(run.committed, 1))
-        mine = {a for a in present if a.version >= run.moved[store] and a.run == runs.get(a.version, number)}
-        attempts = {a for a in _attempts(listing) | {*state.own} if a.store == store} | mine
+        tracked = {
+            a for a in present if a.version >= run.moved[store] and a.run == runs.get(a.version, number)
+        }
+        attempts = {a for a in _attempts(listing) | {*state.own} if a.store == store} | tracked
         horizon = newest - self.retained
         used = {id_ for a in attempts if a.version >= horizon for id_ in (a.id, *a.chain)}
         orphans = {(store, a.id) for a in present if a.version < horizon and a.id not in used}

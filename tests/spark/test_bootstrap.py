@@ -67,9 +67,9 @@ def outputs(
     bootstrap(str(started.checkpoint), str(target), state(schema), watermark=watermark)
     assert not verify(str(target)).problems
     started.checkpoint = target
-    found = run(started, *LATER, CLOSING)
+    actual = run(started, *LATER, CLOSING)
     assert after
-    return [rows for _, rows in expected], [rows for _, rows in found]
+    return [rows for _, rows in expected], [rows for _, rows in actual]
 
 
 def aggregates(events: Any) -> Any:
@@ -108,9 +108,9 @@ def state_of_aggregates(schema: pa.Schema) -> Mapping[int, pa.Table]:
 @pytest.mark.spark
 @pytest.mark.parametrize("form", [1, 2])
 def test_aggregates_start_with_a_batch_job(spark: Any, tmp_path: Path, form: int) -> None:
-    expected, found = outputs(spark, tmp_path, aggregates, "update", state_of_aggregates, form)
-    assert found == expected
-    assert any(rows for rows in found)
+    expected, actual = outputs(spark, tmp_path, aggregates, "update", state_of_aggregates, form)
+    assert actual == expected
+    assert any(rows for rows in actual)
 
 
 def windows(events: Any) -> Any:
@@ -122,13 +122,13 @@ def windows(events: Any) -> Any:
 
 def state_of_windows(schema: pa.Schema) -> Mapping[int, pa.Table]:
     """Windows that have not ended at the watermark of the history."""
-    found: dict[tuple[datetime, str], int] = defaultdict(int)
+    counts: dict[tuple[datetime, str], int] = defaultdict(int)
     for row in HISTORY:
-        found[row["t"] - (row["t"] - BEGIN) % timedelta(minutes=2), row["k"]] += 1
+        counts[row["t"] - (row["t"] - BEGIN) % timedelta(minutes=2), row["k"]] += 1
     length = timedelta(minutes=2)
     there = [
         (({"start": start, "end": start + length}, key), (count,))
-        for (start, key), count in found.items()
+        for (start, key), count in counts.items()
         if start + length > watermark()
     ]
     return {0: rows_of(schema, there)}
@@ -140,9 +140,9 @@ def watermark() -> datetime:
 
 @pytest.mark.parametrize("form", [1, 2])
 def test_windows_start_with_a_watermark(spark: Any, tmp_path: Path, form: int) -> None:
-    expected, found = outputs(spark, tmp_path, windows, "append", state_of_windows, form, watermark())
-    assert found == expected
-    assert sum(map(len, found)) > 10
+    expected, actual = outputs(spark, tmp_path, windows, "append", state_of_windows, form, watermark())
+    assert actual == expected
+    assert sum(map(len, actual)) > 10
 
 
 def sessions(events: Any) -> Any:
@@ -168,9 +168,9 @@ def state_of_sessions(schema: pa.Schema) -> Mapping[int, pa.Table]:
 
 
 def test_sessions_start_with_a_watermark(spark: Any, tmp_path: Path) -> None:
-    expected, found = outputs(spark, tmp_path, sessions, "append", state_of_sessions, 1, watermark())
-    assert found == expected
-    assert sum(map(len, found)) > 5
+    expected, actual = outputs(spark, tmp_path, sessions, "append", state_of_sessions, 1, watermark())
+    assert actual == expected
+    assert sum(map(len, actual)) > 5
 
 
 def distinct(events: Any) -> Any:
@@ -183,8 +183,8 @@ def state_of_distinct(schema: pa.Schema) -> Mapping[int, pa.Table]:
 
 
 def test_distinct_rows_start_with_those_of_the_history(spark: Any, tmp_path: Path) -> None:
-    expected, found = outputs(spark, tmp_path, distinct, "append", state_of_distinct, 2)
-    assert found == expected
+    expected, actual = outputs(spark, tmp_path, distinct, "append", state_of_distinct, 2)
+    assert actual == expected
 
 
 def processed(events: Any) -> Any:
@@ -198,10 +198,10 @@ def state_of_variables(schema: pa.Schema) -> Mapping[tuple[int, str], pa.Table]:
 
 @since("4.1", "transformWithState of rows in Python")
 def test_variables_start_with_the_history(spark: Any, tmp_path: Path) -> None:
-    expected, found = outputs(
+    expected, actual = outputs(
         spark, tmp_path, processed, "update", state_of_variables, 2, column_family="one"
     )
-    assert found == expected
+    assert actual == expected
 
 
 @pytest.mark.spark

@@ -54,10 +54,10 @@ batches = st.builds(
 )
 
 
-def write(store: Any, found: list[Write]) -> None:
+def write(store: Any, writes: list[Write]) -> None:
     script = store.script()
-    for family, operation, key, written in found:
-        arguments = (key,) if operation == "remove" else (key, written)
+    for family, operation, key, data in writes:
+        arguments = (key,) if operation == "remove" else (key, data)
         getattr(script, operation)(*arguments, family=family)
     script.run()
 
@@ -88,10 +88,10 @@ def rows_of(provider: Provider, version: int) -> list[list[tuple[Row, Row]]]:
     """Return the rows of both families, ordered by key."""
     store = provider.open_read(version)
     try:
-        found = [store.scan("all", family="plain"), store.scan("allValues", family="lists")]
+        families = [store.scan("all", family="plain"), store.scan("allValues", family="lists")]
     finally:
         store.release()
-    return [sorted(rows, key=lambda pair: pair[0]) for rows in found]
+    return [sorted(rows, key=lambda pair: pair[0]) for rows in families]
 
 
 @contextmanager
@@ -114,12 +114,12 @@ def ran(spark: Any, provider_class: str, history: list[Batch]) -> Iterator[Provi
 @given(history=st.lists(batches, min_size=1, max_size=5))
 def test_change_feed_is_the_net_change_of_rocksdbs_feed(spark: Any, history: list[Batch]) -> None:
     newest = len(history) + 1
-    full = {0} | {batch for batch, made in enumerate(history, 1) if made.forced}
-    with ran(spark, ROCKSDB, history) as theirs, ran(spark, OURS, history) as ours:
+    full = {0} | {batch for batch, entry in enumerate(history, 1) if entry.forced}
+    with ran(spark, ROCKSDB, history) as rocksdb, ran(spark, OURS, history) as own:
         for family in FAMILIES:
-            every, found = (provider.changes(family, 1, newest) for provider in (theirs, ours))
-            assert by_key(found) == net_changes(every, full=full), family
-        assert rows_of(ours, newest) == rows_of(theirs, newest)
+            every, net = (provider.changes(family, 1, newest) for provider in (rocksdb, own))
+            assert by_key(net) == net_changes(every, full=full), family
+        assert rows_of(own, newest) == rows_of(rocksdb, newest)
 
 
 @pytest.mark.parametrize(
@@ -146,9 +146,9 @@ def test_change_feed_of_lists_equals_rocksdbs(
     expected: list[tuple[str, Row | None]],
 ) -> None:
     history = [
-        Batch([("lists", operation, KEY, written) for operation, written in made], [], forced=forced)
-        for made in (before, now)
+        Batch([("lists", operation, KEY, data) for operation, data in operations], [], forced=forced)
+        for operations in (before, now)
     ]
-    with ran(spark, ROCKSDB, history) as theirs, ran(spark, OURS, history) as ours:
-        feeds = [provider.changes("lists", 3, 3) for provider in (theirs, ours)]
-    assert feeds[0] == feeds[1] == [(2, kind, KEY, written) for kind, written in expected]
+    with ran(spark, ROCKSDB, history) as rocksdb, ran(spark, OURS, history) as own:
+        feeds = [provider.changes("lists", 3, 3) for provider in (rocksdb, own)]
+    assert feeds[0] == feeds[1] == [(2, kind, KEY, data) for kind, data in expected]

@@ -33,15 +33,15 @@ uneven = st.lists(
 
 
 @pytest.fixture(scope="module")
-def read(spark: Any) -> Read:
+def decode_in_jvm(spark: Any) -> Read:
     """Return a function that decodes a message in the JVM; None if it is refused."""
     changes_of = reading(spark).changes
 
     def decode(message: pa.Buffer | bytes, codec: str | None) -> list[Change] | None:
-        found = changes_of(bytes(message), codec is not None)
-        if found is None:
+        decoded = changes_of(bytes(message), codec is not None)
+        if decoded is None:
             return None
-        data, at, changes = bytes(found), 0, []
+        data, at, changes = bytes(decoded), 0, []
         while at < len(data):
             op = data[at]
             fields = []
@@ -63,9 +63,9 @@ def batch(changes: list[Change]) -> pa.RecordBatch:
 
 
 @given(changes=even | uneven, codec=codecs)
-def test_decode_reads_both_layouts(read: Read, changes: list[Change], codec: str | None) -> None:
+def test_decode_reads_both_layouts(decode_in_jvm: Read, changes: list[Change], codec: str | None) -> None:
     for layout in (batch(changes), pack(batch(changes))):
-        assert read(encoded(layout, codec), codec) == changes
+        assert decode_in_jvm(encoded(layout, codec), codec) == changes
 
 
 @pytest.mark.parametrize("codec", [None, "zstd"])
@@ -84,43 +84,45 @@ def test_decode_reads_both_layouts(read: Read, changes: list[Change], codec: str
     ],
 )
 def test_decode_rejects_a_buffer_size_that_is_no_multiple_of_rows(
-    read: Read, codec: str | None, key: int, value: int, rows: int
+    decode_in_jvm: Read, codec: str | None, key: int, value: int, rows: int
 ) -> None:
-    assert read(without_offsets(key, value, 7, codec), codec) is None or 0 not in (key, value)
-    assert read(without_offsets(key, value, rows, codec), codec) is None
+    assert decode_in_jvm(without_offsets(key, value, 7, codec), codec) is None or 0 not in (key, value)
+    assert decode_in_jvm(without_offsets(key, value, rows, codec), codec) is None
 
 
-def test_decode_rejects_an_unknown_number_of_buffers(read: Read) -> None:
+def test_decode_rejects_an_unknown_number_of_buffers(decode_in_jvm: Read) -> None:
     changes: list[Change] = [(0, b"key", b"value"), (0, b"k", b"v")]
     message = batch(changes).serialize().to_pybytes()
-    assert read(message, None) == changes
+    assert decode_in_jvm(message, None) == changes
     # The number of the buffers precedes their positions.
     places = struct.pack("<qqqq", 0, 0, 0, len(changes))
     for number in (0, 5, 7, 9):
         damaged = message.replace(struct.pack("<I", 8) + places, struct.pack("<I", number) + places)
         assert damaged != message
-        assert read(damaged, None) is None
+        assert decode_in_jvm(damaged, None) is None
 
 
 @pytest.mark.parametrize("offsets", [(0, 3, 4), (0, 5, 6)], ids=["keys", "values"])
-def test_decode_rejects_a_last_offset_behind_its_buffer(read: Read, offsets: tuple[int, ...]) -> None:
+def test_decode_rejects_a_last_offset_behind_its_buffer(
+    decode_in_jvm: Read, offsets: tuple[int, ...]
+) -> None:
     changes: list[Change] = [(0, b"key", b"value"), (0, b"k", b"v")]
     message = batch(changes).serialize().to_pybytes()
     stored = struct.pack("<iii", *offsets)
     assert message.count(stored) == 1
     for end in (4_096, 1 << 30):
-        assert read(message.replace(stored, struct.pack("<iii", *offsets[:2], end)), None) is None
+        assert decode_in_jvm(message.replace(stored, struct.pack("<iii", *offsets[:2], end)), None) is None
 
 
 @settings(max_examples=300)
 @given(changes=even, at=st.integers(0, 2**20), byte=st.integers(0, 255))
 def test_decode_exposes_no_row_outside_of_a_damaged_message(
-    read: Read, changes: list[Change], at: int, byte: int
+    decode_in_jvm: Read, changes: list[Change], at: int, byte: int
 ) -> None:
     message = bytearray(pack(batch(changes)).serialize())
     message[at % len(message)] = byte
     # It fails if one did.
-    read(message, None)
+    decode_in_jvm(message, None)
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
@@ -135,14 +137,14 @@ def test_commit_writes_no_offsets_if_all_lengths_are_equal(spark: Any, tmp_path:
     # Values of one length; of two; and with a removal, small enough beside the rest not to be a snapshot.
     changed: list[dict[int, int | None]] = [dict.fromkeys(range(n), 40) for n in (100, 6)]
     changed += [{1: 40, 4: 80}, {**dict.fromkeys(range(1, 12), 40), 0: None}]
-    found: list[tuple[Path, int]] = []
+    streams: list[tuple[Path, int]] = []
     for version, changes in enumerate(changed):
         run_batch(writer, version, family, changes)
-        (new,) = set(tmp_path.glob("state/0/0/shared/*")) - {path for path, _ in found}
-        found.append((new, message_layout(pa.py_buffer(new.read_bytes()[16:])).buffers))
+        (new,) = set(tmp_path.glob("state/0/0/shared/*")) - {path for path, _ in streams}
+        streams.append((new, message_layout(pa.py_buffer(new.read_bytes()[16:])).buffers))
     writer.close()
-    assert [buffers for _, buffers in found] == [6, 6, 8, 6]
-    removal = read_change_batch(pa.py_buffer(found[-1][0].read_bytes()[16:]), full=True)
+    assert [buffers for _, buffers in streams] == [6, 6, 8, 6]
+    removal = read_change_batch(pa.py_buffer(streams[-1][0].read_bytes()[16:]), full=True)
     assert removal.column("value").null_count == 1
     before = reading(spark).decodedLoads()
     cold = Provider(spark, f"file:{tmp_path}", **options)

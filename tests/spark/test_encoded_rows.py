@@ -24,8 +24,8 @@ _DAY_NANOS = 86_400_000_000_000
 class Values(NamedTuple):
     """An array as it is encoded, and in a type that Spark's columnar rows read."""
 
-    ours: pa.Array
-    sparks: pa.Array
+    encoded: pa.Array
+    columnar: pa.Array
 
 
 def same(array: pa.Array) -> Values:

@@ -77,12 +77,12 @@ class Change:
         places = (str(self.old.checkpoint), str(self.new.checkpoint), str(self._target))
         tried = migrate(*places, dry_run=True, **arguments)
         assert not self._target.exists()
-        done = migrate(*places, **arguments)
-        assert done == tried
+        migration = migrate(*places, **arguments)
+        assert migration == tried
         assert not verify(str(self._target)).problems
-        return done
+        return migration
 
-    def found(self) -> Outputs:
+    def output(self) -> Outputs:
         """Return the output of the changed query after its history."""
         self.new.go_on(self.old, self._target)
         self.new.feed(*LATER, *CLOSING)
@@ -117,13 +117,13 @@ def test_aggregates_are_added(spark: Any, tmp_path: Path, form: int) -> None:
         )
 
     change = Change(spark, tmp_path, counts, more, "update", form)
-    done = change.migrate()
+    migration = change.migrate()
     numbers = Counter(row["k"] for part in HISTORY for row in part)
-    seen: dict[str, list[int]] = {}
+    values_by_key: dict[str, list[int]] = {}
     expected = []
     for part in (*LATER, *CLOSING):
         for row in part:
-            seen.setdefault(row["k"], []).append(row["v"])
+            values_by_key.setdefault(row["k"], []).append(row["v"])
         rows = [
             Row(
                 k=k,
@@ -133,12 +133,12 @@ def test_aggregates_are_added(spark: Any, tmp_path: Path, form: int) -> None:
                 first=values[0],
                 exact=pa.scalar(sum(values)).cast(pa.decimal128(30, 2)).as_py(),
             )
-            for k, values in seen.items()
+            for k, values in values_by_key.items()
             if any(row["k"] == k for row in part)
         ]
         expected.append(Counter(map(repr, rows)))
-    assert change.found() == expected
-    assert str(done).splitlines()[:5] == [
+    assert change.output() == expected
+    assert str(migration).splitlines()[:5] == [
         "batch 1",
         "operator 0, default: 5 keys of operator 0, default",
         "    key.k          = key.k",
@@ -163,7 +163,7 @@ def test_aggregates_are_removed_and_widened(spark: Any, tmp_path: Path, form: in
     # The fields of the average, and not the count of rows.
     average = {f"value.{name}": pc.field("value", name) for name in ("sum", "count")}
     change.migrate(columns={0: average})
-    assert change.found() == change.expected()
+    assert change.output() == change.expected()
 
 
 def test_column_of_the_key_is_added(spark: Any, tmp_path: Path) -> None:
@@ -171,9 +171,9 @@ def test_column_of_the_key_is_added(spark: Any, tmp_path: Path) -> None:
         return events.selectExpr("k", "if(v < 0, 'FR', 'DE') as country").groupBy("country", "k").count()
 
     change = Change(spark, tmp_path, counts, by_country, "update")
-    done = change.migrate(columns={0: {"key.country": pa.scalar("DE")}})
-    assert done.states[0].columns[0] == ("key.country", "DE")
-    assert change.found() == change.expected()
+    migration = change.migrate(columns={0: {"key.country": pa.scalar("DE")}})
+    assert migration.states[0].columns[0] == ("key.country", "DE")
+    assert change.output() == change.expected()
 
 
 def test_values_are_computed_from_old_ones(spark: Any, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_values_are_computed_from_old_ones(spark: Any, tmp_path: Path) -> None:
 
     change = Change(spark, tmp_path, counts, totals, "update")
     change.migrate(columns={0: {"value.sum": pc.field("value", "count") * 2}})
-    assert change.found() == change.expected()
+    assert change.output() == change.expected()
 
 
 @both_formats
@@ -193,16 +193,16 @@ def test_operator_is_put_in_front_and_removed(spark: Any, tmp_path: Path, form: 
         return counts(events.dropDuplicates(["k", "v"]))
 
     change = Change(spark, tmp_path / "added", counts, distinct, "update", form)
-    done = change.migrate()
-    assert {state.taken_from for state in done.states} == {None, (0, "default")}
+    migration = change.migrate()
+    assert {state.taken_from for state in migration.states} == {None, (0, "default")}
     # The later rows repeat each other, and none of the history.
-    assert change.found() == change.expected()
+    assert change.output() == change.expected()
 
     change = Change(spark, tmp_path / "removed", distinct, counts, "update", form)
     names = [operator.name for operator in operators(change.old)]
-    done = change.migrate(drop=[names.index("dedupe")])
-    assert done.dropped == ((f"operator {names.index('dedupe')} (dedupe)", 120),)
-    assert change.found() == change.expected()
+    migration = change.migrate(drop=[names.index("dedupe")])
+    assert migration.dropped == ((f"operator {names.index('dedupe')} (dedupe)", 120),)
+    assert change.output() == change.expected()
 
 
 def operators(query: Query) -> Any:
@@ -220,9 +220,9 @@ def test_columns_without_duplicates_are_fewer(spark: Any, tmp_path: Path) -> Non
         "append",
     )
     change.migrate()
-    found = change.found()
-    assert found == change.expected()
-    assert sum(map(len, found)) == 3
+    output = change.output()
+    assert output == change.expected()
+    assert sum(map(len, output)) == 3
 
 
 def joined(how: str) -> Build:
@@ -240,11 +240,11 @@ def joined(how: str) -> Build:
 @both_formats
 def test_inner_join_becomes_an_outer_one(spark: Any, tmp_path: Path, form: int) -> None:
     change = Change(spark, tmp_path, joined("inner"), joined("left_outer"), "append", form)
-    done = change.migrate()
-    assert all(not state.columns for state in done.states)
-    found = change.found()
-    assert found == change.expected()
-    assert any("k2=None" in row for rows in found for row in rows)
+    migration = change.migrate()
+    assert all(not state.columns for state in migration.states)
+    output = change.output()
+    assert output == change.expected()
+    assert any("k2=None" in row for rows in output for row in rows)
 
 
 @since("4.3", "state format 4 of joins")
@@ -272,9 +272,9 @@ def test_event_time_of_a_join_of_format_4_is_given(spark: Any, tmp_path: Path) -
         for side, name in (("left", "t"), ("right", "t2"))
     }
     change.migrate(operators={0: 0}, columns=columns)
-    found = change.found()
-    assert found == change.expected()
-    assert sum(map(len, found)) > 20
+    output = change.output()
+    assert output == change.expected()
+    assert sum(map(len, output)) > 20
 
 
 @both_formats
@@ -294,11 +294,11 @@ def test_column_is_added_to_a_join(spark: Any, tmp_path: Path, form: int) -> Non
     state = (0, "left-keyWithIndexToValue")
     with pytest.raises(OptionError, match=r"value\.\w*double is not in the old state|has no column"):
         change.migrate(columns={state: {"value.other": 1}})
-    done = change.migrate(columns={state: {"value.double": pc.field("value", "v") * 2}})
-    assert sum(bool(state.columns) for state in done.states) == 1
-    found = change.found()
-    assert found == change.expected()
-    assert any("k2=None" in row for rows in found for row in rows)
+    migration = change.migrate(columns={state: {"value.double": pc.field("value", "v") * 2}})
+    assert sum(bool(state.columns) for state in migration.states) == 1
+    output = change.output()
+    assert output == change.expected()
+    assert any("k2=None" in row for rows in output for row in rows)
 
 
 @since("4.3", "state format 4 of joins")
@@ -311,9 +311,9 @@ def test_join_of_format_4_goes_on_if_it_is_the_same(spark: Any, tmp_path: Path) 
     with pytest.raises(OptionError, match="belong together: drop it whole"):
         change.migrate(operators={0: 0}, drop=[(0, "right-keyWithTsToValues")])
     change.migrate(operators={0: 0})
-    found = change.found()
-    assert found == change.expected()
-    assert any("k2=None" in row for rows in found for row in rows)
+    output = change.output()
+    assert output == change.expected()
+    assert any("k2=None" in row for rows in output for row in rows)
 
 
 def test_new_timeouts_have_not_passed(spark: Any, tmp_path: Path) -> None:
@@ -340,12 +340,12 @@ def test_new_timeouts_have_not_passed(spark: Any, tmp_path: Path) -> None:
         return build
 
     change = Change(spark, tmp_path, counted("NoTimeout"), counted("EventTimeTimeout"), "update")
-    done = change.migrate()
-    assert ("value.timeoutTimestamp", "-1") in done.states[0].columns
-    found = change.found()
+    migration = change.migrate()
+    assert ("value.timeoutTimestamp", "-1") in migration.states[0].columns
+    output = change.output()
     numbers = Counter(row["k"] for part in (*HISTORY, LATER[0]) for row in part)
     keys = {row["k"] for row in LATER[0]}
-    assert found[0] == Counter(repr(Row(k=k, n=numbers[k])) for k in keys)
+    assert output[0] == Counter(repr(Row(k=k, n=numbers[k])) for k in keys)
 
 
 def sessions(*keys: str) -> Build:
@@ -361,9 +361,9 @@ def sessions(*keys: str) -> Build:
 def test_sessions_go_on_unless_they_would_overlap(spark: Any, tmp_path: Path) -> None:
     change = Change(spark, tmp_path / "moved", sessions("k", "part"), sessions("part", "k"), "append")
     change.migrate()
-    found = change.found()
-    assert found == change.expected()
-    assert sum(map(len, found)) > 5
+    output = change.output()
+    assert output == change.expected()
+    assert sum(map(len, output)) > 5
     change = Change(spark, tmp_path / "fewer", sessions("k", "part"), sessions("k"), "append")
     with pytest.raises(RowEncodingError, match="sessions of the old state would overlap"):
         change.migrate()
@@ -398,13 +398,13 @@ def test_variables_are_renamed(spark: Any, tmp_path: Path, pandas: bool) -> None
     after = Interpreter("int", timers="event", names=tuple(names))
     # More runs than the old query has batches: Spark describes the operator anew in each.
     change = Change(spark, tmp_path, steps(before), steps(after), "update", runs=4)
-    done = change.migrate(states={(0, new): old for new, old in names.items()})
-    taken = {state.name: state.taken_from for state in done.states}
-    assert {new: taken[new] for new in names} == {new: (0, old) for new, old in names.items()}
-    assert all(not state.columns for state in done.states)
-    found = change.found()
-    assert found == change.expected()
-    assert any("timer" in row for rows in found for row in rows)
+    migration = change.migrate(states={(0, new): old for new, old in names.items()})
+    origins = {state.name: state.taken_from for state in migration.states}
+    assert {new: origins[new] for new in names} == {new: (0, old) for new, old in names.items()}
+    assert all(not state.columns for state in migration.states)
+    output = change.output()
+    assert output == change.expected()
+    assert any("timer" in row for rows in output for row in rows)
 
 
 @since("4.1", "transformWithState of rows in Python")
@@ -421,10 +421,12 @@ def test_variables_are_dropped_with_what_belongs_to_them(spark: Any, tmp_path: P
         change.migrate()
     with pytest.raises(OptionError, match=r"two states .* take 'one'"):
         change.migrate(states={(0, "named"): "one"}, drop=[(0, "many"), (0, "named")])
-    done = change.migrate(drop=[(0, "many"), (0, "named")])
-    taken = {state.name for state in done.states if state.taken_from}
-    assert taken == {name for name in taken if name.endswith("one") or name == "default"} > {"one"}
-    rows = [row for rows in change.found()[:1] for row in rows]
+    migration = change.migrate(drop=[(0, "many"), (0, "named")])
+    taken_names = {state.name for state in migration.states if state.taken_from}
+    assert (
+        taken_names == {name for name in taken_names if name.endswith("one") or name == "default"} > {"one"}
+    )
+    rows = [row for rows in change.output()[:1] for row in rows]
     assert rows
     assert any("one=" in row or "[" in row for row in rows)
 
@@ -434,17 +436,17 @@ def test_variables_are_dropped_with_what_belongs_to_them(spark: Any, tmp_path: P
 def test_values_of_variables_are_widened(spark: Any, tmp_path: Path, ttl: int | None) -> None:
     """Derived states of lists and of values that expire are computed with them."""
 
-    def kept(kind: str) -> Build:
+    def variables(kind: str) -> Build:
         def build(events: Any) -> Any:
             processor, times = Interpreter(kind, ttl=ttl), "processingTime" if ttl else "none"
             return steps_of(events).groupBy("k").transformWithState(processor, OUTPUT, "update", times)
 
         return build
 
-    change = Change(spark, tmp_path, kept("int"), kept("bigint"), "update", confs=NO_EMPTY_BATCHES)
-    done = change.migrate()
-    assert {state.name for state in done.states if state.columns} == {"one", "many", "named"}
-    assert change.found() == change.expected()
+    change = Change(spark, tmp_path, variables("int"), variables("bigint"), "update", confs=NO_EMPTY_BATCHES)
+    migration = change.migrate()
+    assert {state.name for state in migration.states if state.columns} == {"one", "many", "named"}
+    assert change.output() == change.expected()
 
 
 @since("4.1", "transformWithState of rows in Python")
@@ -465,6 +467,6 @@ def test_column_is_added_to_the_key_of_variables_and_timers(spark: Any, tmp_path
     with pytest.raises(OptionError, match=r"Timers_keyToTimestamp: key.part is not in the old key"):
         change.migrate(columns={(0, name): part for name in names[:3]})
     change.migrate(columns={(0, name): part for name in names})
-    found = change.found()
-    assert found == change.expected()
-    assert any("timer" in row for rows in found for row in rows)
+    output = change.output()
+    assert output == change.expected()
+    assert any("timer" in row for rows in output for row in rows)

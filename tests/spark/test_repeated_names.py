@@ -50,8 +50,8 @@ def session_windows(stream: Any) -> Any:
 def join(stream: Any) -> Any:
     from pyspark.sql import functions as F
 
-    left = twice_k(stream).select("a.k", "b.k", "id", F.expr("array(named_struct('n', id, 'N', a.k)) as s"))
-    return left.join(stream.select(F.col("id").alias("other")), F.expr("id = other"))
+    rows = twice_k(stream).select("a.k", "b.k", "id", F.expr("array(named_struct('n', id, 'N', a.k)) as s"))
+    return rows.join(stream.select(F.col("id").alias("other")), F.expr("id = other"))
 
 
 def groups_in_pandas(stream: Any) -> Any:

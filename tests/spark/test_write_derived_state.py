@@ -154,10 +154,10 @@ class Copies:
     def write(self, state: str, changes: Any, mode: Any, operator: int = 0) -> tuple[int, int, int]:
         self._number += 1
         target = str(self._directory / f"copy {self._number}")
-        written = write_state(self.path, target, changes, mode=mode, operator=operator, **where(state))
+        result = write_state(self.path, target, changes, mode=mode, operator=operator, **where(state))
         self.path = target
         assert not verify(target).problems
-        return written.added, written.changed, written.removed
+        return result.added, result.changed, result.removed
 
 
 def where(state: str) -> dict[str, str]:
@@ -217,9 +217,9 @@ def test_erased_key_is_in_no_stream(spark: Any, tmp_path: Path, case: Case, form
     field = "field0" if "WithIndex" in case.states[0] or "WithTs" in case.states[0] else "k"
     value = "2" if case.build is joined_by_number else "'a'"
     condition = f"key.{field} = {value}"
-    found = verify_absent(str(query.checkpoint), condition)
+    absence = verify_absent(str(query.checkpoint), condition)
     # Everything that Spark keeps of the key.
-    assert {keys.state.split(", ", 2)[2] for keys in found.found} == {
+    assert {keys.state.split(", ", 2)[2] for keys in absence.found} == {
         f"{str(store).split(', ', 2)[2]}, {name}" if ", " in str(store) else name
         for store, name in content_of(query.checkpoint)
     }
@@ -247,11 +247,11 @@ def test_key_is_erased_from_every_retained_batch(spark: Any, tmp_path: Path, cas
     field = "field0" if case.build is joined else "k"
     before = content_of(query.checkpoint)
     saved = savepoint(str(query.checkpoint), str(tmp_path / "savepoints")).path
-    done = erase(str(query.checkpoint), f"key.{field} = 'a'", stopped=True, savepoints=[saved])
-    assert len(done.batches) > 1
-    assert done.rows
-    assert done.absence.ok
-    assert done.savepoints == (saved,)
+    erasure = erase(str(query.checkpoint), f"key.{field} = 'a'", stopped=True, savepoints=[saved])
+    assert len(erasure.batches) > 1
+    assert erasure.rows
+    assert erasure.absence.ok
+    assert erasure.savepoints == (saved,)
     after = content_of(query.checkpoint)
     assert before.keys() >= after.keys()
     assert sum(map(len, after.values())) > 10

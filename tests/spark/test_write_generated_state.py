@@ -81,18 +81,20 @@ class InputGenerator(Generator):
         self._is_dated = is_dated
 
     def values(self, node: Any, count: int, *, nullable: bool = True) -> Values:
-        found = super().values(node, count, nullable=nullable)
+        values = super().values(node, count, nullable=nullable)
         if node == "string":
-            return same(pc.replace_substring_regex(found.ours, "[a-f]", "é€🙂\0"))
+            return same(pc.replace_substring_regex(values.encoded, "[a-f]", "é€🙂\0"))
         if self._is_dated and node in ("date", "timestamp", "timestamp_ntz"):
             number = pa.int32() if node == "date" else pa.int64()
-            return same(pc.divide(found.ours.cast(number), pa.scalar(100_000, number)).cast(found.ours.type))
-        return found
+            return same(
+                pc.divide(values.encoded.cast(number), pa.scalar(100_000, number)).cast(values.encoded.type)
+            )
+        return values
 
     def table(self, columns: Columns, prefix: str, rows: int, *, nullable: bool = True) -> pa.Table:
         return pa.table(
             {
-                prefix + name: self.values(node, rows, nullable=nullable).ours
+                prefix + name: self.values(node, rows, nullable=nullable).encoded
                 for name, (node, _) in columns.items()
             }
         )
@@ -195,8 +197,8 @@ def plain(value: Any) -> Any:
 
 def in_pandas(events: Any) -> Any:
     stream = typed(events, *IN_PANDAS)
-    kept = stream.select(*(f"v_{name}" for name in IN_PANDAS[1])).schema
-    names = kept.names
+    schema = stream.select(*(f"v_{name}" for name in IN_PANDAS[1])).schema
+    names = schema.names
 
     def keep(key: tuple[Any, ...], frames: Iterator[Any], state: Any) -> Iterator[Any]:
         import pandas as pd
@@ -207,7 +209,7 @@ def in_pandas(events: Any) -> Any:
         yield pd.DataFrame({"told": [repr((key, before))]})
 
     return stream.groupBy(*keys_of(stream)).applyInPandasWithState(
-        keep, "told string", kept, "update", "NoTimeout"
+        keep, "told string", schema, "update", "NoTimeout"
     )
 
 

@@ -41,11 +41,11 @@ def test_query_goes_on_after_a_write_in_place(spark: Any, tmp_path: Path, form: 
     untouched.run()
     is_readable = form == 1 or is_since("4.1")
     before = query.state() if is_readable else None
-    wanted = rows_of(read_state(str(untouched.checkpoint)))
-    rows = changed(read_state(str(query.checkpoint)), {key: wanted[key] for key in (("a",), ("z",))})
+    expected = rows_of(read_state(str(untouched.checkpoint)))
+    rows = changed(read_state(str(query.checkpoint)), {key: expected[key] for key in (("a",), ("z",))})
     # The executor still has the state of before in memory.
-    written = write_state(str(query.checkpoint), None, rows, in_place=True, stopped=True)
-    assert (written.batch, written.added, written.changed) == (1, 1, 1)
+    result = write_state(str(query.checkpoint), None, rows, in_place=True, stopped=True)
+    assert (result.batch, result.added, result.changed) == (1, 1, 1)
     assert not verify(str(query.checkpoint)).problems
     outputs = []
     for ran in (query, untouched):
@@ -54,8 +54,8 @@ def test_query_goes_on_after_a_write_in_place(spark: Any, tmp_path: Path, form: 
     assert outputs[0] == outputs[1]
     assert rows_of(read_state(str(query.checkpoint))) == rows_of(read_state(str(untouched.checkpoint)))
     assert not gc(str(query.checkpoint), dry_run=True, older_than=0, stopped=True).skipped
-    found = diff_state(str(query.checkpoint), 0, 1).to_pylist()
-    assert {(row["change"], row["key"]["k"]) for row in found} == {
+    differences = diff_state(str(query.checkpoint), 0, 1).to_pylist()
+    assert {(row["change"], row["key"]["k"]) for row in differences} == {
         ("changed", "a"),
         ("changed", "b"),
         ("added", "z"),

@@ -152,18 +152,18 @@ def changed(state: pa.Table, rows: dict[tuple[Any, ...], dict[str, Any]]) -> pa.
 def test_aggregation_goes_on_from_written_state(spark: Any, tmp_path: Path, form: int) -> None:
     query = started(spark, tmp_path, sums, "update", form)
     state = read_state(str(query.checkpoint))
-    found = rows_of(state)
-    value = found["a",]
+    rows_by_key = rows_of(state)
+    value = rows_by_key["a",]
     sum_name, max_name = value
     corrected = {sum_name: 1000, max_name: {"v": 50, "k": "größer als acht Bytes"}}
     imported = {sum_name: None, max_name: None}
     rows = {("a",): corrected, ("new " * 5,): corrected, (None,): imported}
-    written = write_state(str(query.checkpoint), str(tmp_path / "upserted"), changed(state, rows))
-    assert written == WrittenState(batch=0, added=2, changed=1, removed=0)
-    written = write_state(
+    result = write_state(str(query.checkpoint), str(tmp_path / "upserted"), changed(state, rows))
+    assert result == WrittenState(batch=0, added=2, changed=1, removed=0)
+    result = write_state(
         str(tmp_path / "upserted"), str(tmp_path / "target"), changed(state, {("c",): value}), mode="delete"
     )
-    assert written.removed == 1
+    assert result.removed == 1
     keys = ("a", "b", "c", "new " * 5, None)
     output = go_on(query, tmp_path / "target", *(event(key, 3) for key in keys))
     assert output == sorted(
@@ -188,8 +188,8 @@ def test_aggregation_goes_on_from_a_data_frame(spark: Any, tmp_path: Path) -> No
         f"""select struct(k) as key, struct(s as `{sum_name}`, struct(s as v, k) as `{max_name}`) as value
         from values ('a', 1000L), ('z', 9L) as t(k, s)"""
     )
-    written = write_state(str(query.checkpoint), str(tmp_path / "target"), frame)
-    assert written == WrittenState(batch=0, added=1, changed=1, removed=0)
+    result = write_state(str(query.checkpoint), str(tmp_path / "target"), frame)
+    assert result == WrittenState(batch=0, added=1, changed=1, removed=0)
     output = go_on(query, tmp_path / "target", *(event(key, 3) for key in ("a", "b", "z")))
     assert output == [
         "Row(k='a', s=1003, m=Row(v=1000, k='a'))",
@@ -211,11 +211,11 @@ def test_aggregation_goes_on_from_commands(spark: Any, tmp_path: Path, form: int
         )
     ]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    done = node("state", "put", query.checkpoint, tmp_path / "1", tmp_path / "rows.jsonl")
-    assert (done["batch"], done["added"], done["changed"]) == (1, 1, 1)
+    result = node("state", "put", query.checkpoint, tmp_path / "1", tmp_path / "rows.jsonl")
+    assert (result["batch"], result["added"], result["changed"]) == (1, 1, 1)
     where = "key.k = 'b' and key.window.start < '2024-01-01 00:00:01'"
-    done = node("state", "delete", tmp_path / "1", tmp_path / "2", "--where", where)
-    assert (done["batch"], done["removed"]) == (1, 1)
+    result = node("state", "delete", tmp_path / "1", tmp_path / "2", "--where", where)
+    assert (result["batch"], result["removed"]) == (1, 1)
     output = go_on(
         query, tmp_path / "2", *(event(key, 3) for key in ("a", "b", "c")), event("z", 3, seconds=3600)
     )
@@ -232,8 +232,8 @@ def test_aggregation_goes_on_from_state_that_is_read_in_parts(spark: Any, tmp_pa
     value = rows_of(state)["a",]
     rows = changed(state, {("key 7",): value, ("z",): value})
     source = str(query.checkpoint)
-    written = write_state(source, str(tmp_path / "whole"), rows)
-    assert written == write_state(source, str(tmp_path / "target"), rows, memory=4000)
+    result = write_state(source, str(tmp_path / "whole"), rows)
+    assert result == write_state(source, str(tmp_path / "target"), rows, memory=4000)
     assert rows_of(read_state(str(tmp_path / "target"))) == rows_of(read_state(str(tmp_path / "whole")))
     output = go_on(query, tmp_path / "target", *(event(key, 1) for key in keys), event("z", 1))
     assert len(output) == 201
@@ -246,8 +246,8 @@ def test_aggregation_without_keys_goes_on_from_written_state(spark: Any, tmp_pat
     state = read_state(str(query.checkpoint))
     ((key, value),) = rows_of(state).items()
     rows = changed(state, {key: dict.fromkeys(value, 100)})
-    written = write_state(str(query.checkpoint), str(tmp_path / "target"), rows, mode="replace")
-    assert written == WrittenState(batch=0, added=0, changed=1, removed=0)
+    result = write_state(str(query.checkpoint), str(tmp_path / "target"), rows, mode="replace")
+    assert result == WrittenState(batch=0, added=0, changed=1, removed=0)
     assert go_on(query, tmp_path / "target", event("a", 5)) == ["Row(s=105)"]
 
 
@@ -256,8 +256,8 @@ def test_deduplication_goes_on_from_written_state(spark: Any, tmp_path: Path) ->
     state = read_state(str(query.checkpoint))
     value = rows_of(state)["a", 1]
     rows = changed(state, {("z", 9): value, ("a", 1): value})
-    written = write_state(str(query.checkpoint), str(tmp_path / "target"), rows, mode="replace")
-    assert written == WrittenState(batch=0, added=1, changed=1, removed=5)
+    result = write_state(str(query.checkpoint), str(tmp_path / "target"), rows, mode="replace")
+    assert result == WrittenState(batch=0, added=1, changed=1, removed=5)
     output = go_on(query, tmp_path / "target", event("a", 1), event("a", 2), event("z", 9), event("b", 1))
     assert output == ["Row(k='a', v=2)", "Row(k='b', v=1)"]
 
@@ -265,8 +265,8 @@ def test_deduplication_goes_on_from_written_state(spark: Any, tmp_path: Path) ->
 def test_deduplication_goes_on_without_keys_of_a_predicate(spark: Any, tmp_path: Path) -> None:
     query = started(spark, tmp_path, distinct, "append")
     source = str(query.checkpoint)
-    written = write_state(source, str(tmp_path / "1"), "key.k = 'a' and key.v = 2", mode="delete")
-    assert written == WrittenState(batch=0, added=0, changed=0, removed=1)
+    result = write_state(source, str(tmp_path / "1"), "key.k = 'a' and key.v = 2", mode="delete")
+    assert result == WrittenState(batch=0, added=0, changed=0, removed=1)
     condition = pc.field("key", "k") == "b"
     assert write_state(str(tmp_path / "1"), str(tmp_path / "2"), condition, mode="delete").removed == 2
     output = go_on(query, tmp_path / "2", event("a", 1), event("a", 2), event("b", 1), event("c", 2))
@@ -280,8 +280,8 @@ def test_keys_with_maps_are_deleted_by_a_predicate_alone(spark: Any, tmp_path: P
         write_state(source, str(tmp_path / "target"), read_state(source), mode="delete")
     (column,) = (field.name for field in read_state(source).schema.field("key").type)
     where = f"key.\"{column}\"['k'] = 'a'"
-    written = write_state(source, str(tmp_path / "target"), where, mode="delete")
-    assert written == WrittenState(batch=0, added=0, changed=0, removed=1)
+    result = write_state(source, str(tmp_path / "target"), where, mode="delete")
+    assert result == WrittenState(batch=0, added=0, changed=0, removed=1)
     output = go_on(query, tmp_path / "target", event("a", 1), event("b", 1))
     assert output == ["Row(m={'k': 'a'}, s=1)", "Row(m={'k': 'b'}, s=4)"]
 
@@ -290,9 +290,9 @@ def test_deduplication_within_watermark_goes_on_from_written_state(spark: Any, t
     query = started(spark, tmp_path, within_watermark, "append")
     state = read_state(str(query.checkpoint))
     rows = changed(state, {("z",): rows_of(state)["a",]})
-    written = write_state(str(query.checkpoint), str(tmp_path / "target"), rows)
+    result = write_state(str(query.checkpoint), str(tmp_path / "target"), rows)
     # Batch 1 had no rows, only a new watermark.
-    assert written == WrittenState(batch=1, added=1, changed=0, removed=0)
+    assert result == WrittenState(batch=1, added=1, changed=0, removed=0)
     assert go_on(query, tmp_path / "target", event("a", 1), event("z", 9), event("y", 1)) == [
         "Row(k='y', v=1)"
     ]
@@ -325,9 +325,9 @@ def test_state_of_scala_groups_goes_on_from_written_state(spark: Any, tmp_path: 
 def test_session_window_goes_on_from_written_state(spark: Any, tmp_path: Path, form: int) -> None:
     query = started(spark, tmp_path, sessions, "append", form)
     state = read_state(str(query.checkpoint))
-    found = rows_of(state)
-    assert len(found) == 6
-    value = found["a", 1, BEGIN]
+    rows_by_key = rows_of(state)
+    assert len(rows_by_key) == 6
+    value = rows_by_key["a", 1, BEGIN]
     assert value["session_window"] == {"start": BEGIN, "end": BEGIN + timedelta(minutes=2)}
     begin = BEGIN + timedelta(seconds=30)
     new = value | {"k": "z", "session_window": {"start": begin, "end": begin + timedelta(hours=2)}}
@@ -347,8 +347,8 @@ def test_session_window_goes_on_from_written_state(spark: Any, tmp_path: Path, f
     with pytest.raises(RowEncodingError, match=r"row 0.*('count' in its value|'count' is null)"):
         write_state(str(query.checkpoint), str(tmp_path / "target"), wrong)
     rows = changed(state, {("z", 1, begin): new | {"count": 40}, ("a", 1, BEGIN): value | {"count": 500}})
-    written = write_state(str(query.checkpoint), str(tmp_path / "upserted"), rows)
-    assert (written.added, written.changed) == (1, 1)
+    result = write_state(str(query.checkpoint), str(tmp_path / "upserted"), rows)
+    assert (result.added, result.changed) == (1, 1)
     rows = changed(state, {("b", 1, BEGIN): value})
     assert write_state(str(tmp_path / "upserted"), str(tmp_path / "target"), rows, mode="delete").removed == 1
     assert not verify(str(tmp_path / "target")).problems
@@ -369,37 +369,37 @@ def test_session_window_goes_on_from_written_state(spark: Any, tmp_path: Path, f
 @IN_ROWS
 def test_transform_with_state_goes_on_from_written_state(spark: Any, tmp_path: Path) -> None:
     query = started(spark, tmp_path, processed, "update")
-    one = read_state(str(query.checkpoint), column_family="one")
-    assert rows_of(one)["a",] == {"v": 2}
-    written = write_state(
+    state = read_state(str(query.checkpoint), column_family="one")
+    assert rows_of(state)["a",] == {"v": 2}
+    result = write_state(
         str(query.checkpoint),
         str(tmp_path / "one"),
-        changed(one, {("a",): {"v": 70}, ("z",): {"v": None}}),
+        changed(state, {("a",): {"v": 70}, ("z",): {"v": None}}),
         column_family="one",
     )
-    assert written == WrittenState(batch=0, added=1, changed=1, removed=0)
+    assert result == WrittenState(batch=0, added=1, changed=1, removed=0)
     named = read_state(str(tmp_path / "one"), column_family="named")
     assert named.column_names == ["key", "user_map_key", "user_map_value", "partition_id"]
     rows = [row for row in named.to_pylist() if row["key"] == {"k": "a"}]
     rows.sort(key=lambda row: row["user_map_key"]["n"])
     assert [row["user_map_key"] for row in rows] == [{"n": n, "v": n} for n in (1, 2)]
     rows = [row | {"user_map_value": {"v": 9}} for row in rows] + [rows[0] | {"key": {"k": "z"}}]
-    written = write_state(
+    result = write_state(
         str(tmp_path / "one"),
         str(tmp_path / "named"),
         pa.Table.from_pylist(rows, named.schema),
         # Spark's data source names variables like this.
         store="named",
     )
-    assert written == WrittenState(batch=0, added=1, changed=2, removed=0)
-    written = write_state(
+    assert result == WrittenState(batch=0, added=1, changed=2, removed=0)
+    result = write_state(
         str(tmp_path / "named"),
         str(tmp_path / "target"),
         pa.Table.from_pylist(rows[:1], named.schema).select(["key", "user_map_key"]),
         column_family="named",
         mode="delete",
     )
-    assert written.removed == 1
+    assert result.removed == 1
     a, z = go_on(query, tmp_path / "target", event("a", 10), event("z", 10))
     assert "'one': (70,), 'many': [], 'named': ['((2, 2), (9,))']" in a
     assert "'one': (None,), 'many': [], 'named': ['((1, 1), (1,))']" in z
@@ -412,13 +412,13 @@ def appended(events: Any) -> Any:
 
 
 def lists_of(path: Any) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
+    lists: dict[str, list[Any]] = {}
     for row in read_state(str(path), column_family="many").to_pylist():
-        found.setdefault(row["key"]["k"], []).append(row["list_element"]["v"])
+        lists.setdefault(row["key"]["k"], []).append(row["list_element"]["v"])
     lengths = rows_of(read_state(str(path), column_family="$rowCounter_many"))
     # Spark keeps the number of values beside them.
-    assert {key: value["count"] for (key,), value in lengths.items()} == {k: len(v) for k, v in found.items()}
-    return found
+    assert {key: value["count"] for (key,), value in lengths.items()} == {k: len(v) for k, v in lists.items()}
+    return lists
 
 
 @IN_ROWS
@@ -434,10 +434,10 @@ def test_list_goes_on_from_written_state(spark: Any, tmp_path: Path, form: int) 
     assert many.column_names == ["key", "list_element", "partition_id"]
 
     def write(origin: str, target: str, rows: Any, mode: Any = "upsert") -> tuple[int, int, int]:
-        written = write_state(
+        result = write_state(
             str(tmp_path / origin), str(tmp_path / target), rows, column_family="many", mode=mode
         )
-        return written.added, written.changed, written.removed
+        return result.added, result.changed, result.removed
 
     assert write(source, "emptied", many.slice(0, 0), "replace") == (0, 0, 4)
     assert not lists_of(tmp_path / "emptied")
@@ -450,8 +450,8 @@ def test_list_goes_on_from_written_state(spark: Any, tmp_path: Path, form: int) 
     b = many.filter(pc.field("key", "k") == "b")
     assert b.num_rows > 1
     assert write("put", "deleted", b, "delete") == (0, 0, 1)
-    left = {key: values for key, values in before.items() if key != "b"}
-    assert lists_of(tmp_path / "deleted") == left | {"a": [7, 5], "z": [None]}
+    remaining = {key: values for key, values in before.items() if key != "b"}
+    assert lists_of(tmp_path / "deleted") == remaining | {"a": [7, 5], "z": [None]}
     fewer = {
         key: [value for value in values if value is None or value >= 20] for key, values in before.items()
     }
@@ -466,7 +466,7 @@ def test_list_goes_on_from_written_state(spark: Any, tmp_path: Path, form: int) 
     assert lists_of(tmp_path / "filled") == lists_of(source)
     query.checkpoint = tmp_path / "deleted"
     query.run()
-    assert lists_of(tmp_path / "deleted") == left | {
+    assert lists_of(tmp_path / "deleted") == remaining | {
         "a": [7, 5, 2],
         "b": [4, 4],
         "e": [1],

@@ -35,16 +35,23 @@ SCALA_NAMES = re.compile(
 
 
 def unnamed_things(source: str) -> Iterator[str]:
-    """Yield the names that are bound in a module and are none; a function may be called `read`."""
+    """Yield the names that are bound in a module and are none.
+
+    A function may be called `read`, and the sides of a join `left` and `right`.
+    """
     nodes = list(ast.walk(ast.parse(source)))
     functions = (node for node in nodes if isinstance(node, ast.FunctionDef))
     operators = (node for node in functions if node.name.startswith("__"))
     operands = {arg for node in operators for arg in node.args.args if arg.arg == "other"}
+    # A variable or a parameter.
+    names = {getattr(node, "id", None) or getattr(node, "arg", None) for node in nodes}
     for node in nodes:
         match node:
             case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) if name.strip("_") == "read":
                 continue
             case ast.arg() if node in operands:
+                continue
+            case ast.Name("left", ast.Store()) | ast.arg("left") if "right" in names:
                 continue
             case (
                 ast.Name(name, ast.Store())
@@ -64,7 +71,7 @@ def unnamed_things(source: str) -> Iterator[str]:
 def test_python_names_are_things() -> None:
     unnamed = {
         (path.relative_to(ROOT).as_posix(), name)
-        for directory in ("spark_statestore", "benchmarks", "examples")
+        for directory in ("spark_statestore", "benchmarks", "examples", "tests")
         for path in (ROOT / directory).rglob("*.py")
         for name in unnamed_things(path.read_text())
     }
@@ -83,11 +90,13 @@ def test_unnamed_things_are_recognised() -> None:
         "match f():\n    case [*_, {'a': given}]: ...",
         "import numpy as it",
         "read = f()",
+        "left = f()",
     ):
         assert list(unnamed_things(source)), source
     for source in (
         "class C:\n    def __eq__(self, other): ...\n    def read(self): ...",
         "f(what=1).kept.of(1)",
+        "left, right = f()",
     ):
         assert list(unnamed_things(source)) == [], source
 

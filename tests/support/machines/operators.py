@@ -281,7 +281,7 @@ class OperatorStateMachine(RuleBasedStateMachine):
             handles = RoundRobinOperatorStateRepartitioner().repartition_state(handles, len(handles), number)
             lists = _dealt(lists, number)
         subtasks = [
-            _Subtask(DefaultOperatorStateBackend(h), mine) for h, mine in zip(handles, lists, strict=True)
+            _Subtask(DefaultOperatorStateBackend(h), states) for h, states in zip(handles, lists, strict=True)
         ]
         lost = checkpoint.names - {name for subtask in subtasks for name in _names(subtask.backend)}
         assert not lost, f"states {lost} are unknown after a restore to {last} subtasks, via {via}"

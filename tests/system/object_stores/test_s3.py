@@ -140,17 +140,17 @@ def test_small_commit_is_one_request_without_listing(recorded: str, requests: Fa
 
 
 def test_load_finds_objects_written_after_a_listing(bucket: str) -> None:
-    store, mine = open_store(f"s3://{bucket}/state/0/3"), attempt_id()
+    store, own_id = open_store(f"s3://{bucket}/state/0/3"), attempt_id()
     for version in (1, 2):
-        commit(store, CheckpointName(version), LARGE, by=mine)
+        commit(store, CheckpointName(version), LARGE, by=own_id)
     # It lists the directory; there is nothing to discard.
-    discard_versions(store, CheckpointName(2), mine, 1, 0)
-    commit(store, CheckpointName(3), LARGE, by=mine)
+    discard_versions(store, CheckpointName(2), own_id, 1, 0)
+    commit(store, CheckpointName(3), LARGE, by=own_id)
     assert rows_of(open_store(f"s3://{bucket}/state/0/3"), CheckpointName(3)) == LARGE
 
 
 def test_batch_is_one_put_without_listing_in_steady_state(recorded: str, requests: FaultyS3) -> None:
-    store, mine = open_store(f"s3://{recorded}/state/0/3", StorageOptions()), attempt_id()
+    store, own_id = open_store(f"s3://{recorded}/state/0/3", StorageOptions()), attempt_id()
     handle = None
     for version in range(1, 31):
         if version == 5:
@@ -159,9 +159,9 @@ def test_batch_is_one_put_without_listing_in_steady_state(recorded: str, request
         whole = version % 10 == 1
         rows = {b"%d" % version: bytes(200_000)}
         handle = commit(
-            store, CheckpointName(version), rows, parent=None if whole else handle, by=mine
+            store, CheckpointName(version), rows, parent=None if whole else handle, by=own_id
         ).handle
-        discard_versions(store, CheckpointName(version), mine, version - 2, 0)
+        discard_versions(store, CheckpointName(version), own_id, version - 2, 0)
     counts = collections.Counter(methods(requests))
     assert counts.pop("PUT") == 26
     # Objects of versions 1 to 20; the newest chain begins with version 21.

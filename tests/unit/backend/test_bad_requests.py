@@ -190,10 +190,10 @@ def test_check_request_validates_optional_fields(where: tuple[str, ...], value: 
 
 
 def test_cleanup_request_of_the_newest_version_is_refused(backend: Backend, tmp_path: Path) -> None:
-    mine = attempt_id()
+    own_id = attempt_id()
     with backend.client() as client:
-        assert client.ask(commit(tmp_path, 1, mine), ROW).error is None
-        answer = client.ask(cleanup(tmp_path, 1, mine, retain_from=2))
+        assert client.ask(commit(tmp_path, 1, own_id), ROW).error is None
+        answer = client.ask(cleanup(tmp_path, 1, own_id, retain_from=2))
         assert answer.error["type"] == "ProtocolError"
         assert "would discard the newest version" in answer.error["message"]
         assert client.ask({"op": "load", "store": store(tmp_path), "version": 1}).error is None

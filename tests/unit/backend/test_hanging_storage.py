@@ -78,14 +78,14 @@ def check_given_up(answer: Answer, started: float, operation: str) -> None:
 
 @pytest.mark.slow
 def test_hung_commit_is_cancelled_and_does_not_replace_its_retry(backend: Backend, slow: SlowStorage) -> None:
-    mine, next_ones = attempt_id(), attempt_id()
+    own_id, next_ones = attempt_id(), attempt_id()
     with backend.client() as steady:
         assert steady.ask(put(slow, 7, attempt_id(), "steady"), data({b"s": b"1"})).error is None
         before = threads(backend), open_files(backend.process.pid)
         with slow.hanging("write", "chk-1/_metadata"):
             started = time.monotonic()
             with backend.client() as client:
-                check_given_up(client.ask(put(slow, 1, mine), data({b"a": b"hung"})), started, "commit")
+                check_given_up(client.ask(put(slow, 1, own_id), data({b"a": b"hung"})), started, "commit")
                 assert client.is_closed()
             # Others are served meanwhile, and so is the next attempt.
             assert steady.ask(put(slow, 1, next_ones, "two"), data({b"a": b"next"})).error is None
@@ -124,17 +124,17 @@ def test_hung_load_is_cancelled_and_its_retry_succeeds(backend: Backend, slow: S
 
 @pytest.mark.soak
 def test_request_with_many_short_calls_or_a_slow_client_goes_on(backend: Backend, slow: SlowStorage) -> None:
-    mine = attempt_id()
+    own_id = attempt_id()
     with backend.client() as client:
         for version in range(1, 7):
-            client.ask(put(slow, version, mine), data({b"a": b"%d" % version}))
+            client.ask(put(slow, version, own_id), data({b"a": b"%d" % version}))
         slow.calls(delay=0.3)
         started = time.monotonic()
-        cleaned = client.ask(cleanup(slow.directory, 6, mine, retain_from=6) | {"store": store_of(slow)})
+        cleaned = client.ask(cleanup(slow.directory, 6, own_id, retain_from=6) | {"store": store_of(slow)})
         assert (cleaned.error, cleaned.control.get("deleted")) == (None, 5)
         assert time.monotonic() - started > 2 * LIMIT
         slow.calls()
-        client.begin(put(slow, 7, mine), data({b"a": bytes(100_000)}))
+        client.begin(put(slow, 7, own_id), data({b"a": bytes(100_000)}))
         time.sleep(2.5 * LIMIT)
         client.frames.send(Kind.END)
         assert client.answer().error is None

@@ -222,44 +222,44 @@ def test_load_as_stored_returns_file_ranges_or_raw_messages(backend: Backend, tm
 
 def test_load_answers_from_other_streams_than_damaged_ones(backend: Backend, tmp_path: Path) -> None:
     """Here the deltas since the first version are the same state as a damaged base."""
-    mine = {"store": store(tmp_path, fileStateThreshold="0", compression="none")}
+    options = {"store": store(tmp_path, fileStateThreshold="0", compression="none")}
     with backend.client() as client:
-        first = client.ask(commit(tmp_path, 1, attempt_id()) | mine, data({b"a": b"1"}))
-        request = commit(tmp_path, 2, attempt_id(), **child_of(first)) | mine
+        first = client.ask(commit(tmp_path, 1, attempt_id()) | options, data({b"a": b"1"}))
+        request = commit(tmp_path, 2, attempt_id(), **child_of(first)) | options
         second = client.ask(request, handle_of(first), data({b"b": b"2"}))
-        upload = {"op": "snapshot", "version": 2, "columnFamilies": [state()]} | mine
+        upload = {"op": "snapshot", "version": 2, "columnFamilies": [state()]} | options
         base = client.ask(upload, data({b"a": b"1", b"b": b"2"}))
-        request = commit(tmp_path, 3, attempt_id(), hasBase=True, **child_of(second)) | mine
+        request = commit(tmp_path, 3, attempt_id(), hasBase=True, **child_of(second)) | options
         client.ask(request, handle_of(second), handle_of(base), data({b"c": b"3"}))
         path = max((tmp_path / "shared").glob("2-*"), key=lambda path: path.stat().st_size)
         path.write_bytes(path.read_bytes()[:-1])
-        located = client.ask(load(tmp_path, 3, raw=True) | mine)
+        located = client.ask(load(tmp_path, 3, raw=True) | options)
         assert str(path) in [stream["path"] for stream in located.control["files"]]
         assert located.control["plan"]["fullUpTo"] != UNBOUNDED
-        answer = client.ask(load(tmp_path, 3) | mine)
+        answer = client.ask(load(tmp_path, 3) | options)
         assert (answer.error, answer.control["streamsRepaired"]) == (None, 1)
         assert (answer.control["baseVersion"], answer.control["streams"]) == (1, [2, 3])
         assert answer.control["plan"]["fullUpTo"] == UNBOUNDED
         expected = [data({key: value})[1] for key, value in ((b"a", b"1"), (b"b", b"2"), (b"c", b"3"))]
         assert answer.payloads(Kind.DATA) == expected
-        intact = client.ask(load(tmp_path, 2) | mine)
+        intact = client.ask(load(tmp_path, 2) | options)
         assert "streamsRepaired" not in intact.control
         assert intact.control["plan"]["fullUpTo"] != UNBOUNDED
 
 
 def test_snapshot_is_a_base_and_cleanup_discards_old_versions(backend: Backend, tmp_path: Path) -> None:
-    mine = attempt_id()
+    own_id = attempt_id()
     with backend.client() as client:
-        first = client.ask(commit(tmp_path, 1, mine), data({b"a": b"1"}))
-        request = commit(tmp_path, 2, mine, **child_of(first))
+        first = client.ask(commit(tmp_path, 1, own_id), data({b"a": b"1"}))
+        request = commit(tmp_path, 2, own_id, **child_of(first))
         second = client.ask(request, handle_of(first), data({b"b": b"2"}))
         upload = {"op": "snapshot", "store": store(tmp_path), "version": 2, "columnFamilies": [state()]}
         base = client.ask(upload, data({b"a": b"1", b"b": b"2"}))
         assert base.control["bytesWritten"] > 0
-        request = commit(tmp_path, 3, mine, hasBase=True, **child_of(second))
+        request = commit(tmp_path, 3, own_id, hasBase=True, **child_of(second))
         third = client.ask(request, handle_of(second), handle_of(base), data({b"c": b"3"}))
         assert (third.control["chainLength"], third.control["baseVersion"]) == (2, 2)
-        clean = cleanup(tmp_path, 3, mine, retain_from=3)
+        clean = cleanup(tmp_path, 3, own_id, retain_from=3)
         assert client.ask(clean, data({b"a": b"1"})).error["type"] == "ProtocolError"
         assert client.ask(clean).control["deleted"] == 2
         assert [path.parent.name for path in tmp_path.glob("chk-*/_metadata")] == ["chk-3"]

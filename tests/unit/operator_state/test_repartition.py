@@ -127,12 +127,12 @@ def test_repartitioner_joins_neighbours_of_one_stream() -> None:
         [handle("B", a=(SPLIT, [4]))],
         [handle("A", a=(SPLIT, [5]))],
     ]
-    (mine,) = repartition(previous, 1)
-    assert [h.stream_state_handle_id for h in mine] == ["A", "B", "A"]
-    assert elements(mine, "a") == [("A", 1), ("A", 3), ("B", 4), ("A", 5)]
+    (handles,) = repartition(previous, 1)
+    assert [h.stream_state_handle_id for h in handles] == ["A", "B", "A"]
+    assert elements(handles, "a") == [("A", 1), ("A", 3), ("B", 4), ("A", 5)]
     twice = [[handle("A", b=(BROADCAST, [7])), handle("A", b=(BROADCAST, [7]), u=(UNITED, [2]))]]
-    (mine,) = repartition(twice, 1)
-    assert elements(mine, "b") == [("A", 7)]
+    (handles,) = repartition(twice, 1)
+    assert elements(handles, "b") == [("A", 7)]
 
 
 @pytest.mark.parametrize(

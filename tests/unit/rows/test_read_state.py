@@ -229,9 +229,9 @@ def test_read_state_reads_one_partition(query: TypedQuery) -> None:
 def test_read_state_names_the_alternatives_of_an_unknown_name(
     query: TypedQuery, arguments: dict[str, Any], expected: str
 ) -> None:
-    for read in (read_state, iter_state):
+    for reader in (read_state, iter_state):
         with pytest.raises(CheckpointNotFoundError, match=expected):
-            read(query.url, **arguments)
+            reader(query.url, **arguments)
     if "batch" not in arguments:
         with pytest.raises(CheckpointNotFoundError, match=expected):
             diff_state(query.url, 0, 1, **arguments)

@@ -89,7 +89,7 @@ class Scene:
     def log_entries(self) -> dict[str, bytes]:
         """Return Spark's log entries by path."""
         checkpoint = self.query.checkpoint
-        found = {}
+        entries = {}
         for status in checkpoint.files.list_files(checkpoint.root):
             name = status.path[len(checkpoint.root) + 1 :]
             if name.startswith("rolled-back/"):
@@ -97,9 +97,9 @@ class Scene:
             if name.startswith(("offsets/", "commits/", "sources/")):
                 data = checkpoint.files.read(status.path)
                 # Of a copy that is not whole there is the original.
-                if len(data) >= len(found.get(name, b"")):
-                    found[name] = data
-        return found
+                if len(data) >= len(entries.get(name, b"")):
+                    entries[name] = data
+        return entries
 
     def crash(self) -> None:
         self.fs.crash()
@@ -122,10 +122,10 @@ class Scene:
 
 
 def _living(target: str) -> list[str]:
-    return [found.path for found in list_savepoints(target) if found.kind == "canonical"]
+    return [entry.path for entry in list_savepoints(target) if entry.kind == "canonical"]
 
 
-def made(url: str) -> Content | None:
+def rows_at(url: str) -> Content | None:
     """Return the rows of a checkpoint, None if there is none."""
     try:
         checkpoint = QueryCheckpoint(url)
@@ -174,25 +174,25 @@ def query_is_whole(scene: Scene) -> None:
 
 
 def savepoints_are_whole(scene: Scene, at_least: int) -> None:
-    found = list_savepoints(scene.target)
-    for one in found:
-        assert content(one.checkpoint()) == scene.contents[1], one
-    assert len(found) >= at_least
+    savepoints = list_savepoints(scene.target)
+    for entry in savepoints:
+        assert content(entry.checkpoint()) == scene.contents[1], entry
+    assert len(savepoints) >= at_least
 
 
 def takes(kind: Kind) -> Operation:
-    def check(scene: Scene, done: bool) -> None:
+    def check(scene: Scene, completed: bool) -> None:
         query_is_whole(scene)
-        savepoints_are_whole(scene, 2 if done else 1)
+        savepoints_are_whole(scene, 2 if completed else 1)
 
     return Operation(lambda scene: savepoint(scene.query.url, scene.target, kind), check, kind)
 
 
 def disposes(kind: Kind) -> Operation:
-    def check(scene: Scene, done: bool) -> None:
+    def check(scene: Scene, completed: bool) -> None:
         query_is_whole(scene)
         savepoints_are_whole(scene, 0)
-        if done:
+        if completed:
             assert list_holds(scene.query.checkpoint) == []
             files, directory = open_file_system(scene.saved)
             assert list(files.list_files(directory)) == []
@@ -206,10 +206,10 @@ def disposes(kind: Kind) -> Operation:
 
 
 def restores(kind: Kind) -> Operation:
-    def check(scene: Scene, done: bool) -> None:
+    def check(scene: Scene, completed: bool) -> None:
         query_is_whole(scene)
         savepoints_are_whole(scene, 1)
-        assert made(scene.new) in ([scene.contents[1]] if done else [None, scene.contents[1]])
+        assert rows_at(scene.new) in ([scene.contents[1]] if completed else [None, scene.contents[1]])
 
     return Operation(lambda scene: restore(scene.saved, scene.new_location()), check, kind)
 
@@ -219,14 +219,14 @@ def claims(kind: Kind) -> Operation:
         if exists(scene.saved):
             restore(scene.saved, scene.new_location(), claim_mode="claim")
 
-    def check(scene: Scene, done: bool) -> None:
+    def check(scene: Scene, completed: bool) -> None:
         query_is_whole(scene)
         # One of the two is there at any moment.
         if exists(scene.saved):
             savepoints_are_whole(scene, 1)
         else:
-            assert made(scene.new) == scene.contents[1]
-        assert not done or not exists(scene.saved) or scene.model.fsync
+            assert rows_at(scene.new) == scene.contents[1]
+        assert not completed or not exists(scene.saved) or scene.model.fsync
 
     return Operation(operate, check, kind)
 
@@ -235,10 +235,10 @@ def rolls_back(by: Callable[[str], object]) -> Operation:
     def operate(scene: Scene) -> None:
         by(scene.query.url)
 
-    def check(scene: Scene, done: bool) -> None:
+    def check(scene: Scene, completed: bool) -> None:
         checkpoint = scene.query.checkpoint
         newest = checkpoint.newest_batch()
-        assert not done or newest == 0
+        assert not completed or newest == 0
         for batch in checkpoint.batches():
             assert content(checkpoint, batch) == scene.contents[batch]
         # Every log entry exists, in place or moved.
@@ -254,20 +254,20 @@ def rescales_in_place() -> Operation:
     def operate(scene: Scene) -> None:
         rescale_in_place(QueryCheckpoint(scene.query.url, fsync=True), 3, stopped=True)
 
-    def check(scene: Scene, done: bool) -> None:
+    def check(scene: Scene, completed: bool) -> None:
         savepoints_are_whole(scene, 1)
         checkpoint = scene.query.checkpoint
         try:
-            found = content(checkpoint, 1)
+            current = content(checkpoint, 1)
         except IllegalStateError:
             # All that reads the query is refused until the change is complete.
-            assert not done
+            assert not completed
             assert find_journal(checkpoint) is not None
             return
         assert content(checkpoint, 0) == scene.contents[0]
         rows, before = (
             {key: value for store in stores.values() for key, value in store.items()}
-            for stores in (found, scene.contents[1])
+            for stores in (current, scene.contents[1])
         )
         assert rows == before
         partitions = {
@@ -275,7 +275,7 @@ def rescales_in_place() -> Operation:
             *(len(ids) for ids in (checkpoint.commit(1).state_ids or {}).values()),
             *(operator.partitions for operator in checkpoint.operators()),
         }
-        assert partitions in ([{3}] if done else [{2}, {3}])
+        assert partitions in ([{3}] if completed else [{2}, {3}])
 
     return Operation(operate, check)
 
@@ -312,11 +312,11 @@ def writes() -> Operation:
                 change=without_batch,
             )
 
-    def check(scene: Scene, done: bool) -> None:
+    def check(scene: Scene, completed: bool) -> None:
         query_is_whole(scene)
         savepoints_are_whole(scene, 1)
-        wanted = rows_without_batch(scene.contents[1])
-        assert made(scene.new) in ([wanted] if done else [None, wanted])
+        expected = rows_without_batch(scene.contents[1])
+        assert rows_at(scene.new) in ([expected] if completed else [None, expected])
 
     return Operation(operate, check)
 
@@ -328,13 +328,13 @@ def writes_in_place(kind: Kind = "canonical", *, with_ids: bool) -> Operation:
         checkpoint = QueryCheckpoint(scene.query.url, fsync=True)
         InPlaceWrite(checkpoint, 1, 0, ActivityCheck(checkpoint)).write(without_batch)
 
-    def check(scene: Scene, done: bool) -> None:
+    def check(scene: Scene, completed: bool) -> None:
         # Another one may have listed the merged files before.
         checkpoint = QueryCheckpoint(scene.query.url)
         assert content(checkpoint, 0) == scene.contents[0]
         before = scene.contents[1]
-        wanted = rows_without_batch(before)
-        assert content(checkpoint, 1) in ([wanted] if done else [before, wanted])
+        expected = rows_without_batch(before)
+        assert content(checkpoint, 1) in ([expected] if completed else [before, expected])
         savepoints_are_whole(scene, 1)
 
     return Operation(operate, check, kind, with_ids)
@@ -348,18 +348,18 @@ def erases() -> Operation:
         erased = erase(scene.query.url, condition, stopped=True, savepoints=[scene.saved])
         assert erased.absence.ok
 
-    def check(scene: Scene, done: bool) -> None:
+    def check(scene: Scene, completed: bool) -> None:
         checkpoint = scene.query.checkpoint
         for batch, before in enumerate(scene.contents):
-            wanted = rows_without_batch(before)
-            assert content(checkpoint, batch) in ([wanted] if done else [before, wanted]), batch
+            expected = rows_without_batch(before)
+            assert content(checkpoint, batch) in ([expected] if completed else [before, expected]), batch
         before = scene.contents[1]
-        wanted = rows_without_batch(before)
-        found = content(load_savepoint(scene.saved).checkpoint())
-        assert found in ([wanted] if done else [before, wanted])
+        expected = rows_without_batch(before)
+        rows = content(load_savepoint(scene.saved).checkpoint())
+        assert rows in ([expected] if completed else [before, expected])
         assert restore(scene.saved, scene.new_location()) == 1
-        assert made(scene.new) == found
-        if done:
+        assert rows_at(scene.new) == rows
+        if completed:
             # Also after a power loss: the files of before do not reappear.
             assert verify_absent(scene.query.url, condition).ok
             assert verify_absent(scene.saved, condition).ok
@@ -407,27 +407,27 @@ def run(model: Model, operation: Operation, fault: Fault) -> None:
     count(f"savepoint, {'local' if isinstance(model.fs, LocalDisk) else 'fsspec'} files: {fault.kind}")
     scene = Scene(model, operation.kind, with_ids=operation.with_ids)
     scene.fs.inject(fault)
-    done = False
+    completed = False
     message = ""
     calls: list[str] = []
     try:
         try:
             operation.operate(scene)
-            done = True
+            completed = True
         except StateStoreError as error:
             message = str(error)
         except CrashedError as error:
             message = str(error)
         calls = [str(call) for call in scene.fs.calls[-20:]]
         scene.fs.restart()
-        operation.check(scene, done)
-        if fault.kind == "fail" and not done:
+        operation.check(scene, completed)
+        if fault.kind == "fail" and not completed:
             # Only a process that dies leaves a hold.
             assert len(list_holds(scene.query.checkpoint)) <= scene.holds
         # What was done, or is done now, outlives what comes.
         if model.fsync:
             scene.crash()
-            operation.check(scene, done)
+            operation.check(scene, completed)
         scene.free()
         operation.operate(scene)
         operation.check(scene, True)
@@ -473,13 +473,13 @@ def test_savepoint_of_a_query_without_fsync_survives_a_power_loss(
             query.restart()
             query.log_commit(query.begin(put={b"small": b"1"}), {b"small": b"1"})
         query.run(put={b"small": b"2"})
-        taken = savepoint(query.url, disk.url("savepoints"), kind)
+        new_savepoint = savepoint(query.url, disk.url("savepoints"), kind)
         disk.loss = LOSSES[loss]
         disk.crash()
         disk.restart()
-        assert content(load_savepoint(taken.path).checkpoint()) == query.rows
-        assert restore(taken.path, disk.url("new")) == query.batch
-        assert made(disk.url("new")) == query.rows
+        assert content(load_savepoint(new_savepoint.path).checkpoint()) == query.rows
+        assert restore(new_savepoint.path, disk.url("new")) == query.batch
+        assert rows_at(disk.url("new")) == query.rows
 
 
 @pytest.mark.parametrize("operation", EACH_OPERATION)

@@ -62,11 +62,11 @@ def test_hold_retains_a_version_with_all_its_streams(tmp_path: Path, with_ids: b
 def test_cleanup_retains_streams_of_a_version_held_and_written_by_others(tmp_path: Path) -> None:
     query = query_after(str(tmp_path), 3)
     store = STORES[0]
-    mine = query.instances[store]
+    instance = query.instances[store]
     query.clean_up(2)
     # Another executor runs the same batch again, and its attempt counts: its state is in a file of its own.
     other_instance = query.open(store)
-    metadata = other_instance.store.load(mine.name)
+    metadata = other_instance.store.load(instance.name)
     query.batch -= 1
     other_instance.handle, other_instance.attempt_id = metadata.handle, metadata.parent_attempt_id
     query.commit_store(store, {b"large": LARGE}, instance=other_instance, whole=True)

@@ -123,11 +123,11 @@ def test_options_say_where_copies_are(tmp_path: Path) -> None:
         store = TaskLocalStateStore.from_options(options, "url", is_local, default)
         return store and str(Path(store._directory).parent)
 
-    mine = f"spark-statestore-local-{os.geteuid()}"
-    assert directory("auto", "filesystem", is_local=False) == f"/spark/{mine}"
+    name = f"spark-statestore-local-{os.geteuid()}"
+    assert directory("auto", "filesystem", is_local=False) == f"/spark/{name}"
     assert directory("auto", "filesystem", is_local=False, default=None) is None
     assert directory("auto", "filesystem", is_local=True) is None
-    assert directory("/disk", "filesystem", is_local=True) == f"/disk/{mine}"
+    assert directory("/disk", "filesystem", is_local=True) == f"/disk/{name}"
     assert directory("off", "filesystem", is_local=False) is None
     assert directory("/disk", "memory", is_local=False) is None
 

@@ -41,23 +41,23 @@ def test_commit_returns_bytes_and_objects_written(tmp_path: Path) -> None:
 
 
 def test_commit_that_replaces_metadata_counts_the_copies(tmp_path: Path) -> None:
-    store, mine = open_store(tmp_path), attempt_id()
+    store, own_id = open_store(tmp_path), attempt_id()
     commit(store, v1(1), {b"a": b"1"})
-    assert commit(store, v1(1), {b"a": b"2"}, by=mine).objects_written == 3
+    assert commit(store, v1(1), {b"a": b"2"}, by=own_id).objects_written == 3
     before = files_below(tmp_path)
     # The same attempt once more changes nothing.
-    assert commit(store, v1(1), {b"a": b"2"}, by=mine).objects_written == 1
+    assert commit(store, v1(1), {b"a": b"2"}, by=own_id).objects_written == 1
     assert files_below(tmp_path) == before
 
 
 def test_commit_metadata_has_parent_time_and_package_version(tmp_path: Path) -> None:
-    store, mine = open_store(tmp_path), attempt_id()
-    first = commit(store, v1(1), {b"a": b"1"}, by=mine).handle
+    store, own_id = open_store(tmp_path), attempt_id()
+    first = commit(store, v1(1), {b"a": b"1"}, by=own_id).handle
     pending = begin_checkpoint(store, v1(2), attempt_id(), named())
     pending.write(0, message(LARGE))
-    committed = pending.publish(first, mine, None)
+    committed = pending.publish(first, own_id, None)
     metadata = store.load(v1(2))
-    assert metadata.parent_attempt_id == mine
+    assert metadata.parent_attempt_id == own_id
     assert metadata.written_by == __version__
     assert isinstance(metadata.created_ms, int)
     assert abs(metadata.created_ms - time.time() * 1000) < 60_000
@@ -106,9 +106,9 @@ def test_commit_syncs_according_to_the_option(
 def test_commit_and_cleanup_list_nothing_in_steady_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, mine = open_store(tmp_path), attempt_id()
-    third = grow(store, 3, by=mine)
-    discard_versions(store, v1(3), mine, 1, 0)
+    store, own_id = open_store(tmp_path), attempt_id()
+    third = grow(store, 3, by=own_id)
+    discard_versions(store, v1(3), own_id, 1, 0)
     calls: list[tuple[object, ...]] = []
 
     def noting(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -120,11 +120,11 @@ def test_commit_and_cleanup_list_nothing_in_steady_state(
 
     for name in ("list_files", "make_directory", "read"):
         monkeypatch.setattr(store.files, name, noting(getattr(store.files, name)))
-    commit(store, v1(4), {b"k4": b"v"}, parent=third, by=mine)
+    commit(store, v1(4), {b"k4": b"v"}, parent=third, by=own_id)
     assert calls == [("make_directory", str(tmp_path / "chk-4"))]
     calls.clear()
     for version in (2, 3):
-        discard_versions(store, v1(4), mine, version, 0)
+        discard_versions(store, v1(4), own_id, version, 0)
     # One read of the attempt id of each version that could have been replaced, not of the whole metadata.
     look = ("read", str(tmp_path / "chk-4" / "_metadata"), 0, INLINE_STATE_OFFSET)
     assert calls == [look] * 3
@@ -155,15 +155,15 @@ def test_memory_storage_with_a_directory_keeps_the_last_attempt(tmp_path: Path) 
 
 
 def test_commit_rewrites_a_truncated_copy_of_metadata(tmp_path: Path) -> None:
-    store, mine, other_id = open_store(tmp_path), attempt_id(), attempt_id()
+    store, own_id, other_id = open_store(tmp_path), attempt_id(), attempt_id()
     commit(store, v1(1), {b"a": b"first"}, by=other_id)
     whole = (tmp_path / "chk-1" / "_metadata").read_bytes()
-    for by in (mine, other_id):
+    for by in (own_id, other_id):
         (tmp_path / "chk-1" / f"_metadata.{by}").write_bytes(b"a part")
-    commit(store, v1(1), {b"a": b"second"}, by=mine)
+    commit(store, v1(1), {b"a": b"second"}, by=own_id)
     assert (tmp_path / "chk-1" / f"_metadata.{other_id}").read_bytes() == whole
     metadata = (tmp_path / "chk-1" / "_metadata").read_bytes()
-    assert (tmp_path / "chk-1" / f"_metadata.{mine}").read_bytes() == metadata
+    assert (tmp_path / "chk-1" / f"_metadata.{own_id}").read_bytes() == metadata
 
 
 def test_commit_error_of_a_failed_replacement_names_the_version(
@@ -181,8 +181,8 @@ def test_commit_error_of_a_failed_replacement_names_the_version(
 
 
 def test_abandon_keeps_files_of_others(tmp_path: Path) -> None:
-    store, mine = open_store(tmp_path), attempt_id()
-    pending = begin_checkpoint(store, CheckpointName(1, mine), mine, named())
-    (tmp_path / f"chk-1_{mine}" / "notes").write_bytes(b"mine")
+    store, own_id = open_store(tmp_path), attempt_id()
+    pending = begin_checkpoint(store, CheckpointName(1, own_id), own_id, named())
+    (tmp_path / f"chk-1_{own_id}" / "notes").write_bytes(b"mine")
     pending.abandon()
-    assert files_below(tmp_path) == {f"chk-1_{mine}/notes": b"mine"}
+    assert files_below(tmp_path) == {f"chk-1_{own_id}/notes": b"mine"}

@@ -102,9 +102,9 @@ class Stored:
         refused = 0
         for version in versions:
             store, name = self.open(), self.names[version]
-            for read in readers:
+            for reader in readers:
                 try:
-                    rows = read(store, name)
+                    rows = reader(store, name)
                 except DETECTED as error:
                     refused += 1
                     text = str(error)

@@ -47,51 +47,51 @@ def shared(directory: Path) -> list[str]:
 
 
 def test_cleanup_keeps_streams_of_a_version_another_instance_replaced(tmp_path: Path) -> None:
-    first, mine = open_store(tmp_path), attempt_id()
-    third = grow(first, 3, by=mine)
-    discard_versions(first, v1(3), mine, 1, 0)
+    first, own_id = open_store(tmp_path), attempt_id()
+    third = grow(first, 3, by=own_id)
+    discard_versions(first, v1(3), own_id, 1, 0)
     base = snapshot(first, 3, {b"k1": b"v", b"k2": b"v", b"k3": b"v"} | LARGE)
     fourth = commit(first, v1(4), {b"k4": b"one"}, parent=third, base=base).handle
     # The batch runs again elsewhere, without that snapshot, and the next one here again.
     second = open_store(tmp_path)
     commit(second, v1(4), {b"k4": b"other"}, parent=second.load(v1(3)).handle)
-    fifth = commit(first, v1(5), {b"k5": b"v"}, parent=fourth, by=mine).handle
+    fifth = commit(first, v1(5), {b"k5": b"v"}, parent=fourth, by=own_id).handle
     commit(first, v1(6), {b"k6": b"v"}, parent=fifth)
     before = rows_of(open_store(tmp_path), v1(4))
-    discard_versions(first, v1(5), mine, 4, 0)
+    discard_versions(first, v1(5), own_id, 4, 0)
     assert rows_of(open_store(tmp_path), v1(4)) == before
 
 
 def test_cleanup_keeps_streams_of_a_replaced_attempt_with_children(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    mine = grow(store, 2)
+    own_id = grow(store, 2)
     commit(open_store(tmp_path), v1(2), {b"all": b"v"})
     fresh = open_store(tmp_path)
     discard_versions(fresh, v1(2), fresh.load(v1(2)).attempt_id, 2, 0)
-    commit(store, v1(3), {b"k3": b"v"}, parent=mine)
+    commit(store, v1(3), {b"k3": b"v"}, parent=own_id)
     assert rows_of(open_store(tmp_path), v1(3)) == {b"k1": b"v", b"k2": b"v", b"k3": b"v"} | LARGE
 
 
 def test_cleanup_discards_streams_of_an_expired_replaced_attempt(tmp_path: Path) -> None:
-    store, mine = open_store(tmp_path), attempt_id()
-    handle = grow(store, 3, by=mine)
-    discard_versions(store, v1(3), mine, 1, 0)
+    store, own_id = open_store(tmp_path), attempt_id()
+    handle = grow(store, 3, by=own_id)
+    discard_versions(store, v1(3), own_id, 1, 0)
     commit(open_store(tmp_path), v1(4), LARGE)
     for version in (4, 5, 6):
-        handle = commit(store, v1(version), {b"k%d" % version: b"v"}, parent=handle, by=mine).handle
+        handle = commit(store, v1(version), {b"k%d" % version: b"v"}, parent=handle, by=own_id).handle
     assert len(list(tmp_path.glob("shared/4-*"))) == 1
-    discard_versions(store, v1(6), mine, 6, 0)
+    discard_versions(store, v1(6), own_id, 6, 0)
     assert list(tmp_path.glob("shared/4-*")) == []
     assert len(rows_of(open_store(tmp_path), v1(6))) == 7
 
 
 def test_cleanup_of_a_replaced_instance_discards_nothing(tmp_path: Path) -> None:
-    first, second, mine = open_store(tmp_path), open_store(tmp_path), attempt_id()
+    first, second, own_id = open_store(tmp_path), open_store(tmp_path), attempt_id()
     handle = grow(first, 4)
-    commit(first, v1(5), {b"k5": b"one"}, parent=handle, by=mine)
+    commit(first, v1(5), {b"k5": b"one"}, parent=handle, by=own_id)
     commit(second, v1(5), {b"k5": b"other"}, parent=second.load(v1(4)).handle)
     before = files_below(tmp_path)
-    assert discard_versions(first, v1(5), mine, 5, 0) == 0
+    assert discard_versions(first, v1(5), own_id, 5, 0) == 0
     assert files_below(tmp_path) == before
 
 
@@ -165,9 +165,9 @@ def test_first_cleanup_discards_orphans_and_keeps_used_streams(tmp_path: Path) -
 def test_cleanup_discards_a_version_whose_publication_lost_its_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, mine = open_store(tmp_path), attempt_id()
-    commit(store, v1(1), {b"a": b"1"}, by=mine)
-    discard_versions(store, v1(1), mine, 1, 0)
+    store, own_id = open_store(tmp_path), attempt_id()
+    commit(store, v1(1), {b"a": b"1"}, by=own_id)
+    discard_versions(store, v1(1), own_id, 1, 0)
     create = store.files.create_of_parts
 
     def create_without_answer(path: str, parts: list[bytes]) -> None:
@@ -178,8 +178,8 @@ def test_cleanup_discards_a_version_whose_publication_lost_its_answer(
     with pytest.raises(CheckpointIOError, match="no answer"):
         commit(store, CheckpointName(2, attempt_id()), LARGE)
     monkeypatch.undo()
-    commit(store, v1(3), {b"a": b"3"}, by=mine)
-    discard_versions(store, v1(3), mine, 3, 0)
+    commit(store, v1(3), {b"a": b"3"}, by=own_id)
+    discard_versions(store, v1(3), own_id, 3, 0)
     assert files_below(tmp_path).keys() == {"chk-3/_metadata"}
 
 
@@ -195,22 +195,22 @@ def test_cleanup_keeps_files_of_others(tmp_path: Path) -> None:
 
 
 def test_cleanup_discards_at_most_the_given_number_oldest_first(tmp_path: Path) -> None:
-    store, mine = open_store(tmp_path), attempt_id()
+    store, own_id = open_store(tmp_path), attempt_id()
     for version in range(1, 6):
-        commit(store, v1(version), {b"a": b"%d" % version}, by=mine)
-    discard_versions(store, v1(5), mine, 5, 2)
+        commit(store, v1(version), {b"a": b"%d" % version}, by=own_id)
+    discard_versions(store, v1(5), own_id, 5, 2)
     assert sorted(path.name for path in tmp_path.glob("chk-*")) == ["chk-3", "chk-4", "chk-5"]
-    discard_versions(store, v1(5), mine, 5, 2)
+    discard_versions(store, v1(5), own_id, 5, 2)
     assert sorted(path.name for path in tmp_path.glob("chk-*")) == ["chk-5"]
 
 
 def test_expired_version_can_be_loaded_until_discarded(tmp_path: Path) -> None:
-    store, mine = open_store(tmp_path), attempt_id()
-    grow(store, 2, by=mine)
+    store, own_id = open_store(tmp_path), attempt_id()
+    grow(store, 2, by=own_id)
     for version in (3, 4):
-        commit(store, v1(version), {b"all": b"v"}, by=mine)
-    discard_versions(store, v1(4), mine, 1, 0)
-    discard_versions(store, v1(4), mine, 4, 1)
+        commit(store, v1(version), {b"all": b"v"}, by=own_id)
+    discard_versions(store, v1(4), own_id, 1, 0)
+    discard_versions(store, v1(4), own_id, 4, 1)
     assert not (tmp_path / "chk-1").exists()
     assert rows_of(open_store(tmp_path), v1(2)) == {b"k1": b"v", b"k2": b"v"} | LARGE
 
@@ -235,7 +235,7 @@ def test_cleanup_is_unaffected_by_a_concurrent_load(tmp_path: Path, monkeypatch:
     store = open_store(tmp_path)
     attempt_id = store.load(v1(5)).attempt_id
     listed, loaded = [], []
-    list_files, read = store.files.list_files, store.files.read
+    list_files, read_file = store.files.list_files, store.files.read
 
     def list_in_order(path: str) -> list[FileStatus]:
         listed.extend(sorted(list_files(path), key=lambda status: status.path))
@@ -246,7 +246,7 @@ def test_cleanup_is_unaffected_by_a_concurrent_load(tmp_path: Path, monkeypatch:
             # As a task's thread would, after version 4 was looked at.
             loaded.append(path)
             store.load(v1(5))
-        return read(path, start, size)
+        return read_file(path, start, size)
 
     monkeypatch.setattr(store.files, "list_files", list_in_order)
     monkeypatch.setattr(store.files, "read", load_meanwhile)
@@ -263,8 +263,8 @@ def test_cleanup_is_unaffected_by_a_concurrent_load(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("with_id", [False, True])
 def test_abandon_removes_everything_written(tmp_path: Path, with_id: bool) -> None:
-    store, mine = open_store(tmp_path), attempt_id()
-    pending = begin_checkpoint(store, CheckpointName(1, mine if with_id else None), mine, named())
+    store, own_id = open_store(tmp_path), attempt_id()
+    pending = begin_checkpoint(store, CheckpointName(1, own_id if with_id else None), own_id, named())
     pending.write(0, message(LARGE))
     pending.write(0, message({b"a": b"1"}))
     pending.abandon()
@@ -285,8 +285,8 @@ def test_load_error_of_a_missing_version_lists_the_existing_ones(tmp_path: Path)
 
 def test_load_error_without_an_id_names_the_ids_of_the_version(tmp_path: Path) -> None:
     first_id, second_id = attempt_id(), attempt_id()
-    for mine in (first_id, second_id):
-        commit(open_store(tmp_path), CheckpointName(1, mine), {b"a": b"1"})
+    for own_id in (first_id, second_id):
+        commit(open_store(tmp_path), CheckpointName(1, own_id), {b"a": b"1"})
     with pytest.raises(CheckpointNotFoundError, match=r"1 .*requested without a checkpoint id") as raised:
         open_store(tmp_path).load(v1(1))
     assert ", ".join(sorted((first_id, second_id))) in str(raised.value)

@@ -232,8 +232,8 @@ def test_heal_uses_the_attempts_of_the_version_only(stored: Stored) -> None:
     rows, descendants = stored.rows.copy(), stored.streams()
     stored.add(3, {b"c": b"3" * (LARGE - 1)})
     name = stored.names[3]
-    (mine,) = [entry for entry in stored.handles[3] if entry.version == 3]
-    path, *_ = stored.place(mine)
+    (own_entry,) = [entry for entry in stored.handles[3] if entry.version == 3]
+    path, *_ = stored.place(own_entry)
     with damaged(Damage(path, "missing", None)), pytest.raises(CorruptCheckpointError):
         load(stored.directory, name)
     # The abandoned version 4 still is the child of the abandoned version 3, in format v1 by its other name.

@@ -130,11 +130,11 @@ def test_load_does_not_read_inline_state(tmp_path: Path, monkeypatch: pytest.Mon
     # The metadata with its state inside is more than is read at once.
     monkeypatch.setattr(metadata_streams, "_FIRST_READ", 256)
     ranges: list[tuple[int, int | None]] = []
-    read = LocalFileSystem.read
+    read_file = LocalFileSystem.read
 
     def record(self: LocalFileSystem, path: str, start: int = 0, size: int | None = None) -> bytes:
         ranges.append((start, size))
-        return read(self, path, start, size)
+        return read_file(self, path, start, size)
 
     monkeypatch.setattr(LocalFileSystem, "read", record)
     store = open_store(tmp_path)

@@ -81,7 +81,7 @@ def test_stream_that_was_discarded_meanwhile_is_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = chain(tmp_path)
-    read = scrub_module.stream_error
+    stream_error = scrub_module.stream_error
 
     def supersede(store: StoreDirectory, name: CheckpointName, entry: object) -> object:
         # The first stream is read when a full commit has superseded it.
@@ -89,7 +89,7 @@ def test_stream_that_was_discarded_meanwhile_is_no_damage(
             for file in (tmp_path / "shared").glob("1-*"):
                 file.unlink()
             commit(store, CheckpointName(VERSIONS + 1), {b"all": b"rows"})
-        return read(store, name, entry)  # type: ignore[arg-type]
+        return stream_error(store, name, entry)  # type: ignore[arg-type]
 
     monkeypatch.setattr(scrub_module, "stream_error", supersede)
     Scrub().scrub(store)

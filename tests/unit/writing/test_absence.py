@@ -34,25 +34,25 @@ def query(request: pytest.FixtureRequest, tmp_path: Path) -> StoredQuery:
 
 
 def test_key_is_found_in_every_batch_that_needs_it(query: StoredQuery, tmp_path: Path) -> None:
-    found = verify_absent(query.url, ANN)
-    assert not found.ok
-    assert [(keys.batch, keys.records) for keys in found.found] == [(0, 1)]
-    assert "default" in found.found[0].state
+    absence = verify_absent(query.url, ANN)
+    assert not absence.ok
+    assert [(keys.batch, keys.records) for keys in absence.found] == [(0, 1)]
+    assert "default" in absence.found[0].state
     query.run(ann=2)
-    found = verify_absent(query.url, pc.field("key", "word") == "ann")
-    assert [(keys.batch, keys.records) for keys in found.found] == [(0, 1), (2, 1)]
-    assert found.batches == (0, 1, 2)
-    assert not found.unknown
+    absence = verify_absent(query.url, pc.field("key", "word") == "ann")
+    assert [(keys.batch, keys.records) for keys in absence.found] == [(0, 1), (2, 1)]
+    assert absence.batches == (0, 1, 2)
+    assert not absence.unknown
     assert verify_absent(query.url, "key.word = 'missing'").ok
 
 
 def test_copy_without_a_key_has_none_of_its_bytes(query: StoredQuery, tmp_path: Path) -> None:
     target = tmp_path / "target"
     write_state(query.url, str(target), ANN, mode="delete")
-    found = verify_absent(str(target), ANN)
-    assert found.ok
-    assert (found.batches, found.unknown) == ((1,), ())
-    assert found.streams
+    absence = verify_absent(str(target), ANN)
+    assert absence.ok
+    assert (absence.batches, absence.unknown) == ((1,), ())
+    assert absence.streams
     assert not verify_absent(str(target), "key.word = 'word 1'").ok
     # A file that nothing needs may have it.
     stream = next(query.directory.glob("state/0/*/shared/*"), None) or next(
@@ -61,10 +61,10 @@ def test_copy_without_a_key_has_none_of_its_bytes(query: StoredQuery, tmp_path: 
     orphan = target / "state/0/0/shared/orphan"
     orphan.parent.mkdir(exist_ok=True)
     shutil.copy(stream, orphan)
-    found = verify_absent(str(target), ANN)
-    assert not found.ok
-    assert not found.found
-    assert [Path(url).name for url in found.unknown] == ["orphan"]
+    absence = verify_absent(str(target), ANN)
+    assert not absence.ok
+    assert not absence.found
+    assert [Path(url).name for url in absence.unknown] == ["orphan"]
 
 
 def test_damaged_merged_files_are_not_known(query: StoredQuery, tmp_path: Path) -> None:
@@ -88,8 +88,8 @@ def test_conditions_on_other_columns_are_refused(query: StoredQuery, tmp_path: P
 
 
 def test_command_fails_if_there_is_a_key(query: StoredQuery, tmp_path: Path) -> None:
-    found = node("verify", query.url, "--absent", ANN, code=1)
-    assert (found["ok"], len(found["found"])) == (False, 1)
+    report = node("verify", query.url, "--absent", ANN, code=1)
+    assert (report["ok"], len(report["found"])) == (False, 1)
     assert "1 records of such keys in" in output_of("verify", query.url, "--absent", ANN, code=1)
     write_state(query.url, str(tmp_path / "target"), ANN, mode="delete")
     assert node("verify", tmp_path / "target", "--absent", ANN)["ok"]
@@ -101,21 +101,21 @@ def test_key_is_erased_from_all_batches(tmp_path: Path) -> None:
     query.run(**WORDS, ann=1)
     query.run(other=2)
     query.run(ann=2)
-    written = query.files()
-    done = erase(query.url, ANN, stopped=True)
-    assert (done.batches, done.stores, done.rows) == ((0, 1, 2), 3, 1)
-    assert done.absence.ok
-    assert done.files
+    before = query.files()
+    erasure = erase(query.url, ANN, stopped=True)
+    assert (erasure.batches, erasure.stores, erasure.rows) == ((0, 1, 2), 3, 1)
+    assert erasure.absence.ok
+    assert erasure.files
     assert verify_absent(query.url, ANN).ok
     for batch, words in enumerate((WORDS, WORDS | {"other": 2}, WORDS | {"other": 2})):
         rows = read_state(query.url, batch=batch).to_pylist()
         assert {row["key"]["word"]: row["value"]["count"] for row in rows} == words
         assert not verify(query.url, batch).problems
     # Stores without the key are as they were.
-    kept = [
-        name for name in written if name.startswith("state/") and written[name] == query.files().get(name)
+    unchanged = [
+        name for name in before if name.startswith("state/") and before[name] == query.files().get(name)
     ]
-    assert len(kept) > len(written) // 4
+    assert len(unchanged) > len(before) // 4
     again = erase(query.url, ANN, stopped=True)
     assert (again.batches, again.stores, again.rows, again.files) == ((), 0, 0, 0)
 
@@ -137,13 +137,13 @@ def test_command_erases_keys(tmp_path: Path) -> None:
     query = StoredQuery(tmp_path / "query", 2, partitions=3)
     query.run(**WORDS, ann=1)
     # As of a rollback: what it needs is not deleted.
-    kept = query.directory / "rolled-back/1/commits/0"
-    kept.parent.mkdir(parents=True)
-    shutil.copy(query.directory / "commits/0", kept)
+    entry = query.directory / "rolled-back/1/commits/0"
+    entry.parent.mkdir(parents=True)
+    shutil.copy(query.directory / "commits/0", entry)
     command = ("state", "erase", query.url, "--where", ANN, "--stopped")
-    done = node(*command, code=1)
-    assert (done["ok"], done["stores"], done["rows"]) == (False, 1, 1)
-    assert done["absence"]["unknown"]
-    kept.unlink()
+    report = node(*command, code=1)
+    assert (report["ok"], report["stores"], report["rows"]) == (False, 1, 1)
+    assert report["absence"]["unknown"]
+    entry.unlink()
     assert "0 stores were written anew, of the batches: none" in output_of(*command)
     assert node(*command)["ok"]

@@ -51,17 +51,17 @@ def with_sources(query: StoredQuery, *lines: str, version: str = "v1") -> None:
 
 def test_bootstrap_has_the_state_that_is_given(started: StoredQuery, tmp_path: Path) -> None:
     before = started.files()
-    given = {f"word {number}": -number for number in range(50)} | {"new": 1}
-    written = bootstrap(started.url, str(tmp_path / "target"), {0: table(given)})
-    assert written == WrittenState(batch=1, added=51, changed=0, removed=0)
-    assert counts(tmp_path / "target") == given
+    words = {f"word {number}": -number for number in range(50)} | {"new": 1}
+    result = bootstrap(started.url, str(tmp_path / "target"), {0: table(words)})
+    assert result == WrittenState(batch=1, added=51, changed=0, removed=0)
+    assert counts(tmp_path / "target") == words
     assert [json.loads(line) for line in entry(tmp_path / "target")[1:]] == [
         json.loads(line) for line in entry(started.url)[1:]
     ]
     assert not verify(str(tmp_path / "target")).problems
     assert before.items() <= started.files().items()
     # Spark would have put the words there.
-    started.run(**given)
+    started.run(**words)
     assert placed(tmp_path / "target").items() <= placed(started.url).items()
 
 

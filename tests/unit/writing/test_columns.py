@@ -45,7 +45,7 @@ KINDS = ["count:l", "sum:l", "min:l", "max:l", "sum:c isEmpty:b", "first:l value
 
 def test_buffers_of_the_same_functions_are_taken_in_their_order() -> None:
     buffers = buffers_of(fields("buf:l sum:d count:l n:d avg:d m2:d count:l"))
-    assert matched_buffers(buffers, buffers) == ([(one, one) for one in buffers], [], [])
+    assert matched_buffers(buffers, buffers) == ([(buffer, buffer) for buffer in buffers], [], [])
 
 
 @given(st.permutations(KINDS), st.permutations(KINDS), st.integers(0, 7), st.integers(0, 7))
@@ -57,19 +57,19 @@ def test_buffers_of_one_kind_belong_together(old: list[str], new: list[str], has
     sums = {kind for kind in KINDS if "sum" in kind or "count" in kind}
     lost, new_ones = set(before) - set(after), set(after) - set(before)
     # One of those that are new may be one of those that are not there any more.
-    told = set(after) - sums if lost & sums and new_ones & sums else set(after)
-    assert len(unclear) == len(set(after) - told)
-    assert len(pairs) == len(set(before) & told)
-    assert all(one.kind == other.kind for one, other in pairs)
-    assert len(added) == len(told - set(before))
+    clear = set(after) - sums if lost & sums and new_ones & sums else set(after)
+    assert len(unclear) == len(set(after) - clear)
+    assert len(pairs) == len(set(before) & clear)
+    assert all(old_buffer.kind == new_buffer.kind for old_buffer, new_buffer in pairs)
+    assert len(added) == len(clear - set(before))
 
 
-def columns(old: str, new: str, begin: int = 0, **given: Any) -> NewColumns:
+def columns(old: str, new: str, begin: int = 0, **values: Any) -> NewColumns:
     """Columns of an aggregation by one key, whose values have some fields."""
     return NewColumns(
         state(fields(old)),
         state(fields(new)),
-        {f"value.{name}": value for name, value in given.items()},
+        {f"value.{name}": value for name, value in values.items()},
         (json_of(old), json_of(new), begin, begin),
     )
 
@@ -89,16 +89,16 @@ def json_of(names: str) -> str:
 
 
 def test_buffers_are_matched_by_kind_and_not_by_name() -> None:
-    found = columns("count:l", "sum:c count:l count:l")
+    new_columns = columns("count:l", "sum:c count:l count:l")
     # The count of an average is no count of rows.
-    assert {f.path: str(f) for f in found.fields} == {
+    assert {f.path: str(f) for f in new_columns.fields} == {
         "key.k": "key.k",
         "value.sum": "0",
         "value.count": "0",
         "value.count_2": "value.count",
     }
     row = pa.RecordBatch.from_pylist([{"key": {"k": "a"}, "value": {"count": 3}}], state(fields("count:l")))
-    assert found.evaluate(row).to_pylist()[0]["value"] == {"sum": Decimal(0), "count": 0, "count_2": 3}
+    assert new_columns.evaluate(row).to_pylist()[0]["value"] == {"sum": Decimal(0), "count": 0, "count_2": 3}
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_buffers_are_matched_by_kind_and_not_by_name() -> None:
     ],
 )
 def test_buffers_that_cannot_be_told_are_problems(old: str, new: str, problem: str) -> None:
-    found = columns(old, new)
-    assert any(text.startswith(problem) for text in found.problems)
+    new_columns = columns(old, new)
+    assert any(text.startswith(problem) for text in new_columns.problems)
     names = [field.name for field in state(fields(new)).field("value").type]
     assert not columns(old, new, **dict.fromkeys(names, 1)).problems
 
@@ -162,6 +162,6 @@ def test_nested_columns_of_nulls_are_taken(number: pa.DataType) -> None:
 
     rows = [{"key": {"k": "a"}, "value": {"s": {"n": 1, "l": [{"none": None}] * n}}} for n in range(4)]
     batch = pa.RecordBatch.from_pylist(rows, schema(pa.int32())).slice(1)
-    found = NewColumns(batch.schema, schema(number), {}).evaluate(batch)
-    found.validate(full=True)
-    assert found.to_pylist() == rows[1:]
+    new_rows = NewColumns(batch.schema, schema(number), {}).evaluate(batch)
+    new_rows.validate(full=True)
+    assert new_rows.to_pylist() == rows[1:]

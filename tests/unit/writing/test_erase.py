@@ -53,8 +53,10 @@ def files(directory: Path) -> dict[str, bytes]:
 
 def has_the_user(directory: Path) -> tuple[bool, bool]:
     """Return whether files have the bytes of the key and of its value."""
-    found = files(directory).values()
-    return tuple(any(part in data for data in found) for part in (USER.encode(), VALUE.to_bytes(8, "little")))
+    contents = files(directory).values()
+    return tuple(
+        any(part in data for data in contents) for part in (USER.encode(), VALUE.to_bytes(8, "little"))
+    )
 
 
 @pytest.fixture(params=[StorageOptions().file_state_threshold, 512], ids=["inline", "streams"])
@@ -77,10 +79,10 @@ def query(tmp_path: Path) -> StoredQuery:
 @pytest.fixture
 def saved(query: StoredQuery, tmp_path: Path) -> Path:
     """Return a savepoint of the query's last batch."""
-    return taken(query, tmp_path)
+    return new_savepoint(query, tmp_path)
 
 
-def taken(query: StoredQuery, tmp_path: Path, **arguments: Any) -> Path:
+def new_savepoint(query: StoredQuery, tmp_path: Path, **arguments: Any) -> Path:
     path = savepoint(query.url, str(tmp_path / "savepoints"), **arguments).path
     return Path(path.removeprefix("file://"))
 
@@ -88,20 +90,20 @@ def taken(query: StoredQuery, tmp_path: Path, **arguments: Any) -> Path:
 def test_key_is_erased_from_savepoints(
     threshold: int, query: StoredQuery, saved: Path, tmp_path: Path
 ) -> None:
-    before_the_key = taken(query, tmp_path, batch=0)
+    before_the_key = new_savepoint(query, tmp_path, batch=0)
     unchanged = files(before_the_key)
     query.run(other=1)
-    later = taken(query, tmp_path)
+    later = new_savepoint(query, tmp_path)
     described = load_savepoint(str(saved))
     assert (threshold == 512) == any("/shared/" in path for path in files(saved))
     assert has_the_user(saved) == (True, True)
     assert not verify_absent(str(saved), CONDITION).ok
-    done = erase(
+    erasure = erase(
         query.url, CONDITION, stopped=True, savepoints=list(map(str, (saved, before_the_key, later)))
     )
-    assert done.absence.ok
-    assert (done.batches, done.stores, done.rows) == ((1, 2), 4, 1)
-    assert done.savepoints == tuple(f"file://{path}" for path in (saved, later))
+    assert erasure.absence.ok
+    assert (erasure.batches, erasure.stores, erasure.rows) == ((1, 2), 4, 1)
+    assert erasure.savepoints == tuple(f"file://{path}" for path in (saved, later))
     for path, words in (
         (saved, WORDS),
         (later, WORDS | {"other": 1}),
@@ -133,7 +135,7 @@ def test_query_of_format_1_keeps_its_state(tmp_path: Path) -> None:
 
 
 def pointer(query: StoredQuery, saved: Path, tmp_path: Path) -> Path:
-    return taken(query, tmp_path, kind="pointer")
+    return new_savepoint(query, tmp_path, kind="pointer")
 
 
 def format_v1(query: StoredQuery, saved: Path, tmp_path: Path) -> Path:
@@ -151,9 +153,9 @@ def none(query: StoredQuery, saved: Path, tmp_path: Path) -> Path:
 
 
 def of_another_query(query: StoredQuery, saved: Path, tmp_path: Path) -> Path:
-    other = StoredQuery(tmp_path / "other", 2)
-    other.run(**{USER: 1})
-    return taken(other, tmp_path)
+    second = StoredQuery(tmp_path / "other", 2)
+    second.run(**{USER: 1})
+    return new_savepoint(second, tmp_path)
 
 
 def with_a_query(query: StoredQuery, saved: Path, tmp_path: Path) -> Path:
@@ -187,7 +189,7 @@ def damaged(query: StoredQuery, saved: Path, tmp_path: Path) -> Path:
 def test_savepoint_is_refused_before_anything_is_changed(
     query: StoredQuery, saved: Path, tmp_path: Path, make: Any, error: type[Exception], message: str
 ) -> None:
-    whole = taken(query, tmp_path)
+    whole = new_savepoint(query, tmp_path)
     refused = make(query, saved, tmp_path)
     before = files(tmp_path)
     with pytest.raises(error, match=message):
@@ -207,36 +209,40 @@ def test_other_columns_or_operators_change_no_savepoint(
 
 
 def test_savepoint_that_is_copied_meanwhile_keeps_its_files(query: StoredQuery, saved: Path) -> None:
-    held: Any = None
+    hold: Any = None
 
-    def progress(done: int, total: int) -> None:
-        nonlocal held
-        if done == total - 1:
-            held = held_while(QueryCheckpoint(str(saved)), 1, "file:///copy")
-            held.__enter__()
+    def progress(completed: int, total: int) -> None:
+        nonlocal hold
+        if completed == total - 1:
+            hold = held_while(QueryCheckpoint(str(saved)), 1, "file:///copy")
+            hold.__enter__()
 
-    done = erase(query.url, CONDITION, stopped=True, savepoints=[str(saved)], progress=progress)
-    assert not done.absence.ok
-    assert all(url.startswith(f"file://{saved}/state/") for url in done.absence.unknown)
-    held.__exit__(None, None, None)
-    done = erase(query.url, CONDITION, stopped=True, savepoints=[str(saved)])
-    assert (done.absence.ok, done.savepoints) == (True, ())
+    erasure = erase(query.url, CONDITION, stopped=True, savepoints=[str(saved)], progress=progress)
+    assert not erasure.absence.ok
+    assert all(url.startswith(f"file://{saved}/state/") for url in erasure.absence.unknown)
+    hold.__exit__(None, None, None)
+    erasure = erase(query.url, CONDITION, stopped=True, savepoints=[str(saved)])
+    assert (erasure.absence.ok, erasure.savepoints) == (True, ())
     assert counts(saved) == WORDS
 
 
 def test_command_erases_from_savepoints(query: StoredQuery, saved: Path, tmp_path: Path) -> None:
-    other = taken(query, tmp_path)
+    later = new_savepoint(query, tmp_path)
     # No cleanup knows the file, which may have the key.
-    stray = other / "state/0/0/stray"
-    shutil.copy(next(other.glob("state/0/0/chk-*/_metadata")), stray)
-    places = [argument for path in (saved, other) for argument in ("--savepoint", path)]
+    stray = later / "state/0/0/stray"
+    shutil.copy(next(later.glob("state/0/0/chk-*/_metadata")), stray)
+    places = [argument for path in (saved, later) for argument in ("--savepoint", path)]
     command = ("state", "erase", query.url, "--where", CONDITION, "--stopped", *places)
     text = output_of(*command, code=1)
     assert "3 stores were written anew, of the batches: 1, and of 2 savepoints\n" in text
     assert f"written anew: the savepoint file://{saved}\n" in text
     assert f"not read, as no retained batch needs it: file://{stray}\n" in text
-    found = node(*command, code=1)
-    assert (found["ok"], found["savepoints"], found["absence"]["unknown"]) == (False, [], [f"file://{stray}"])
+    report = node(*command, code=1)
+    assert (report["ok"], report["savepoints"], report["absence"]["unknown"]) == (
+        False,
+        [],
+        [f"file://{stray}"],
+    )
     stray.unlink()
     assert node(*command)["ok"]
 

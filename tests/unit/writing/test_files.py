@@ -62,9 +62,9 @@ def put(tmp_path: Path) -> Callable[[bytes], str]:
 def test_read_changes_finds_the_format(
     put: Callable[[bytes], str], encode: Callable[[pa.Table], bytes]
 ) -> None:
-    found = read_changes(put(encode(ROWS)), SCHEMA, "upsert")
-    assert found.select(["key", "value"]).to_pylist() == ROWS.to_pylist()
-    assert found.select(["key", "value"]).schema.equals(ROWS.schema)
+    changes = read_changes(put(encode(ROWS)), SCHEMA, "upsert")
+    assert changes.select(["key", "value"]).to_pylist() == ROWS.to_pylist()
+    assert changes.select(["key", "value"]).schema.equals(ROWS.schema)
 
 
 @pytest.mark.parametrize(
@@ -144,10 +144,10 @@ def test_json_has_text_for_dates_and_timestamps(put: Callable[[bytes], str]) -> 
         {"key": KEY, "value": {"flag": True, "small": None}},
         {"key": nothing, "value": {"flag": None, "small": -7}},
     )
-    found = read_changes(put(rows), EVERY, "upsert")
-    found.validate(full=True)
-    assert found.schema == EVERY
-    first, second = found.to_pylist()
+    changes = read_changes(put(rows), EVERY, "upsert")
+    changes.validate(full=True)
+    assert changes.schema == EVERY
+    first, second = changes.to_pylist()
     assert first["key"] == {
         "day": date(2024, 2, 29),
         "at": datetime(2024, 1, 1, 0, 0, 0, 1, tzinfo=UTC),
@@ -239,5 +239,5 @@ def test_json_does_not_hold_every_type(put: Callable[[bytes], str], kind: pa.Dat
 def test_json_has_rows_larger_than_a_block(put: Callable[[bytes], str]) -> None:
     words = {"x" * (3 << 20): 1, "y" * (1 << 20): 2, "z": 3}
     rows = table(words)
-    found = read_changes(put(lines(*rows.to_pylist())), SCHEMA, "upsert")
-    assert found.select(["key", "value"]).equals(rows)
+    changes = read_changes(put(lines(*rows.to_pylist())), SCHEMA, "upsert")
+    assert changes.select(["key", "value"]).equals(rows)

@@ -48,8 +48,8 @@ def test_state_of_format_1_is_written_in_place_and_put_back(tmp_path: Path, merg
     before = query.files()
     states = [WORDS | {"word 1": 100}]
     for rows in ({"word 1": 7, "new": 1}, {"word 2": 8}):
-        written = write_state(query.url, None, table(rows), in_place=True, stopped=True)
-        assert (written.batch, written.added, written.changed) == (1, "new" in rows, 1)
+        result = write_state(query.url, None, table(rows), in_place=True, stopped=True)
+        assert (result.batch, result.added, result.changed) == (1, "new" in rows, 1)
         states.append(states[-1] | rows)
         assert counts(query.url) == states[-1]
     assert not verify(query.url).problems
@@ -82,17 +82,17 @@ def test_state_is_written_in_place_and_put_back(tmp_path: Path) -> None:
     checksum = query.directory / "commits/.1.crc"
     checksum.write_bytes(b"of the entry as it was")
     before = query.files()
-    written = write_state(query.url, None, table({"word 1": 7, "new": 1}), in_place=True, stopped=True)
-    assert written == WrittenState(batch=1, added=1, changed=1, removed=0)
+    result = write_state(query.url, None, table({"word 1": 7, "new": 1}), in_place=True, stopped=True)
+    assert result == WrittenState(batch=1, added=1, changed=1, removed=0)
     assert counts(query.url) == WORDS | {"word 1": 7, "new": 1}
     assert not verify(query.url).problems
     assert read_state(query.url, batch=0).num_rows == len(WORDS)
     assert not checksum.exists()
     changed = {name for name, data in before.items() if query.files().get(name) != data}
     assert changed == {"commits/1"}
-    (kept,) = (query.directory / "rolled-back").glob("*/in-place/commits/1")
+    (backup,) = (query.directory / "rolled-back").glob("*/in-place/commits/1")
     assert not gc(query.url, dry_run=True, older_than=0, stopped=True).orphans
-    shutil.copy(kept, commit)
+    shutil.copy(backup, commit)
     assert counts(query.url) == WORDS | {"word 1": 100}
     assert not verify(query.url).problems
 
@@ -129,8 +129,8 @@ def test_failed_write_in_place_leaves_nothing(tmp_path: Path, form: int) -> None
     query.run(**words)
     before = query.files()
 
-    def progress(done: int, total: int) -> None:
-        if done == total:
+    def progress(completed: int, total: int) -> None:
+        if completed == total:
             # As of a write in place by another process.
             query.put("commits/0", before["commits/0"].decode() + " ")
 
@@ -144,8 +144,8 @@ def test_writes_in_place_at_once_exclude_each_other(tmp_path: Path) -> None:
     query = StoredQuery(tmp_path / "query", 1, partitions=2)
     query.run(**WORDS)
 
-    def progress(done: int, total: int) -> None:
-        if done == total:
+    def progress(completed: int, total: int) -> None:
+        if completed == total:
             write_state(query.url, None, table({"word 1": 8}), in_place=True, stopped=True)
 
     with pytest.raises(QueryRunningError, match="has written 1-1-0-written-1"):

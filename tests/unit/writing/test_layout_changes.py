@@ -62,10 +62,10 @@ def text(value: Any) -> str:
 
 
 def by_key(rows: Rows) -> dict[Any, list[dict[str, Any]]]:
-    found: dict[Any, list[dict[str, Any]]] = {}
+    values: dict[Any, list[dict[str, Any]]] = {}
     for key, value in rows:
-        found.setdefault(text(key), []).append(value)
-    return found
+        values.setdefault(text(key), []).append(value)
+    return values
 
 
 def counted(field: str) -> Callable[[Rows], Rows]:
@@ -88,8 +88,8 @@ def expiries(rows: Rows) -> Rows:
 
 
 def numbers_of(rows: Rows) -> Rows:
-    found = Counter(key["field0"] for key, _ in rows)
-    return [({"field0": key}, {"value": number}) for key, number in found.items()]
+    counts = Counter(key["field0"] for key, _ in rows)
+    return [({"field0": key}, {"value": number}) for key, number in counts.items()]
 
 
 @dataclass(frozen=True)
@@ -237,27 +237,27 @@ class Case:
         keys = decode_rows(table["key"], family.key_schema).to_pylist()
         return list(zip(keys, decode_rows(table["value"], family.value_schema).to_pylist(), strict=True))
 
-    def check(self, found: dict[str, pa.Table], wanted: Rows) -> None:
-        found = {name: ROW_SCHEMA.empty_table() for name in (self.kind.name, *self.derived)} | found
-        rows = self.decoded(self.state, found[self.kind.name])
-        assert by_key(rows) == by_key(wanted)
+    def check(self, tables: dict[str, pa.Table], expected: Rows) -> None:
+        tables = {name: ROW_SCHEMA.empty_table() for name in (self.kind.name, *self.derived)} | tables
+        rows = self.decoded(self.state, tables[self.kind.name])
+        assert by_key(rows) == by_key(expected)
         for name, (_, _, follow) in self.kind.derived.items():
             family = self.derived[name]
-            assert self.sorted(self.decoded(family, found[name])) == self.sorted(follow(wanted))
+            assert self.sorted(self.decoded(family, tables[name])) == self.sorted(follow(expected))
             # The bytes are Spark's, which its lookups need.
-            assert Counter(found[name]["key"].to_pylist()) == Counter(
-                self.encoded(family, follow(wanted))["key"].to_pylist()
+            assert Counter(tables[name]["key"].to_pylist()) == Counter(
+                self.encoded(family, follow(expected))["key"].to_pylist()
             )
 
     def numbered(self, rows: Rows) -> Rows:
         """Return the rows of a join with numbers from 0 on in each key, in the order of their numbers."""
         if not self.is_indexed:
             return rows
-        found: Counter[Any] = Counter()
+        counts: Counter[Any] = Counter()
         after = []
         for key, value in sorted(rows, key=lambda row: row[0]["index"]):
-            after.append((key | {"index": found[key["field0"]]}, value))
-            found[key["field0"]] += 1
+            after.append((key | {"index": counts[key["field0"]]}, value))
+            counts[key["field0"]] += 1
         return after
 
 
@@ -297,7 +297,7 @@ def test_derived_states_follow_from_changed_rows(kind: Kind, data: st.DataObject
     mode = data.draw(st.sampled_from([*get_args(Mode), "predicate"]))
     content = case.content(before, data.draw(st.integers(1, 3)) if not kind.multiple else 1)
     keys = by_key(given_rows)
-    others = [row for row in before if text(row[0]) not in keys]
+    unchanged = [row for row in before if text(row[0]) not in keys]
     changes: Any
     if mode == "predicate":
         field = "expiration_timestamp_ms" if kind.variable == "TimerState" else "value.value"
@@ -306,18 +306,18 @@ def test_derived_states_follow_from_changed_rows(kind: Kind, data: st.DataObject
         if kind.variable in ("ListState", "MapState"):
             name = {"ListState": "list_element", "MapState": "user_map_value"}[kind.variable]
         changes = case.matching(pc.field(name, *inside) < limit)
-        wanted = [
+        expected = [
             row for row in before if not row[1].get("value", row[0].get("expiryTimestampMs", 0)) < limit
         ]
     else:
         changes = case.changes(mode, given_rows)
-        wanted = {"replace": [], "upsert": others, "delete": others}[mode]
-        wanted = wanted if mode == "delete" else [*wanted, *given_rows]
-    found, counts = case.changed(content, changes)
-    case.check(found, case.numbered(wanted))
-    old, new = by_key(before), by_key(wanted)
-    kept = old.keys() & new.keys()
-    changed = [key for key in kept if old[key] != new[key]] if mode == "predicate" else kept & keys.keys()
+        expected = {"replace": [], "upsert": unchanged, "delete": unchanged}[mode]
+        expected = expected if mode == "delete" else [*expected, *given_rows]
+    tables, counts = case.changed(content, changes)
+    case.check(tables, case.numbered(expected))
+    old, new = by_key(before), by_key(expected)
+    common = old.keys() & new.keys()
+    changed = [key for key in common if old[key] != new[key]] if mode == "predicate" else common & keys.keys()
     assert (counts.added, counts.removed) == (len(new.keys() - old.keys()), len(old.keys() - new.keys()))
     assert counts.changed == len(changed)
 
@@ -328,8 +328,8 @@ def test_rows_of_a_key_in_several_parts_stay() -> None:
         ({"field0": "a", "index": number}, {"value": number, "matched": True}) for number in range(6)
     ]
     # One part has no row that matches.
-    found, counts = case.changed(case.content(rows, 2), case.matching(pc.field("value", "value") < 1))
-    case.check(found, case.numbered(rows[1:]))
+    tables, counts = case.changed(case.content(rows, 2), case.matching(pc.field("value", "value") < 1))
+    case.check(tables, case.numbered(rows[1:]))
     assert (counts.added, counts.changed, counts.removed) == (0, 0, 1)
 
 
@@ -357,14 +357,14 @@ def test_strings_that_are_not_utf8_keep_their_bytes(kind: Kind) -> None:
     content = not_utf8(case, case.content([(keys("a"), value), (keys("b?"), value)]))
     before = {name: set(table["key"].to_pylist()) for name, table in content.rows()}
     # The key of the changes is shown as the one in the state, but is another one.
-    found, counts = case.changed(content, case.changes("upsert", [(keys("b\ufffd"), value)]))
-    for name, table in found.items():
+    tables, counts = case.changed(content, case.changes("upsert", [(keys("b\ufffd"), value)]))
+    for name, table in tables.items():
         assert before[name] < set(table["key"].to_pylist())
         assert table.num_rows == 3
     assert (counts.added, counts.changed, counts.removed) == (1, 0, 0)
     inside = "field0" if kind.key is INDEX else "k"
-    found, counts = case.changed(content, case.matching(pc.field("key", inside) == "b\ufffd"))
-    case.check(found, [(keys("a"), value)])
+    tables, counts = case.changed(content, case.matching(pc.field("key", inside) == "b\ufffd"))
+    case.check(tables, [(keys("a"), value)])
     assert (counts.added, counts.changed, counts.removed) == (0, 0, 1)
 
 
@@ -380,11 +380,11 @@ def test_keys_that_arrow_does_not_represent_stay_or_are_refused() -> None:
             changed = pa.array([data[:-8] + b"leftover" if name == "v" else data], pa.binary())
             yield name, table.set_column(0, ROW_SCHEMA.field("key"), changed)
 
-    left = StoreSnapshot(STORE, content.column_families, rows)
-    found, _ = case.changed(left, case.matching(pc.field("value", "value") > 1))
-    assert found == dict(rows())
+    snapshot = StoreSnapshot(STORE, content.column_families, rows)
+    tables, _ = case.changed(snapshot, case.matching(pc.field("value", "value") > 1))
+    assert tables == dict(rows())
     with pytest.raises(RowEncodingError, match=r"partition 0.*: 1 keys that change of .* not exact in Arrow"):
-        case.changed(left, case.matching(pc.field("value", "value") == 1))
+        case.changed(snapshot, case.matching(pc.field("value", "value") == 1))
 
 
 @pytest.mark.parametrize("kind", [KINDS[3]], ids=["MapState"])
@@ -399,11 +399,11 @@ def test_predicate_removes_rows_that_spark_has_left_behind(kind: Kind) -> None:
         gone = ({"expirationMs": 3, "elementKey": {**key, "userKey": {"u": 2}}}, {"__empty__": None})
         yield "$ttl_v", case.encoded(case.derived["$ttl_v"], [gone])
 
-    left = StoreSnapshot(STORE, content.column_families, rows)
-    found, _ = case.changed(left, case.matching(pc.field("key", "k") == "b"))
-    case.check(found, [(key, value)])
-    found, _ = case.changed(left, case.matching(pc.field("key", "k") == "a"))
-    case.check(found, [])
+    snapshot = StoreSnapshot(STORE, content.column_families, rows)
+    tables, _ = case.changed(snapshot, case.matching(pc.field("key", "k") == "b"))
+    case.check(tables, [(key, value)])
+    tables, _ = case.changed(snapshot, case.matching(pc.field("key", "k") == "a"))
+    case.check(tables, [])
 
     def only_left() -> Iterator[tuple[str, pa.Table]]:
         return (part for part in rows() if part[0] != "v")
@@ -427,19 +427,19 @@ def test_a_partition_of_a_state_in_several_stores_has_one_result() -> None:
     tables = dict(content.rows())
     changes = case.matching("random() < 0.5")
 
-    def read(_: int) -> Iterator[pa.Table]:
+    def rows_of_partition(_: int) -> Iterator[pa.Table]:
         yield tables[base.name]
 
-    whole = LayoutChanges(changes, case.operator, "default", layout, read)
+    whole = LayoutChanges(changes, case.operator, "default", layout, rows_of_partition)
     counters = StoreSnapshot(
         StoreId(0, 0, "numbers"), (apart,), lambda: iter([("default", tables["left-keyToNumValues"])])
     )
     own = StoreSnapshot(STORE, (case.state,), lambda: iter([(base.name, tables[base.name])]))
     stores = [whole.apply(store).rows() for store in (counters, own)]
-    found = [pa.concat_tables(table for _, table in store) for store in stores]
-    left = case.decoded(case.state, found[1])
-    assert 0 < len(left) < 27
-    assert case.sorted(case.decoded(apart, found[0])) == case.sorted(numbers_of(left))
+    results = [pa.concat_tables(table for _, table in store) for store in stores]
+    rows_left = case.decoded(case.state, results[1])
+    assert 0 < len(rows_left) < 27
+    assert case.sorted(case.decoded(apart, results[0])) == case.sorted(numbers_of(rows_left))
 
 
 def test_state_without_what_follows_from_it_is_refused() -> None:

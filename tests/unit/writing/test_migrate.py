@@ -64,10 +64,10 @@ def test_state_logs_and_sources_are_the_old_ones(old: StoredQuery, tmp_path: Pat
     started = begun(tmp_path / "new", 2, partitions)
     target = tmp_path / "target"
     before = old.files()
-    done = migrate(old.url, started.url, str(target))
-    assert (done.batch, done.states[0].keys, done.dropped) == (2, 40, ())
+    migration = migrate(old.url, started.url, str(target))
+    assert (migration.batch, migration.states[0].keys, migration.dropped) == (2, 40, ())
     # Rows of other partitions are not taken as they are.
-    assert bool(done.states[0].columns) == (partitions != 3)
+    assert bool(migration.states[0].columns) == (partitions != 3)
     assert counts(target) == old.state()
     assert placed(target) == placed_by(old.state(), partitions, tmp_path)
     assert not verify(str(target)).problems
@@ -122,9 +122,11 @@ def test_columns_have_the_values_that_are_given(
         with pytest.raises(RowEncodingError, match="has no 'count' in its value"):
             migrate(old.url, new.url, str(tmp_path / "target"), columns={0: {"value.count": values}})
         return
-    done = migrate(old.url, new.url, str(tmp_path / "target"), columns={0: {"value.count": values}})
+    migration = migrate(old.url, new.url, str(tmp_path / "target"), columns={0: {"value.count": values}})
     assert counts(tmp_path / "target")["word 1"] == word_1
-    assert str(done).startswith("batch 2\noperator 0, default: 40 keys of operator 0, default\n    key.word")
+    assert str(migration).startswith(
+        "batch 2\noperator 0, default: 40 keys of operator 0, default\n    key.word"
+    )
 
 
 def short(rows: pa.RecordBatch) -> Any:
@@ -203,10 +205,12 @@ def test_target_is_in_neither_checkpoint(tmp_path: Path, query: str) -> None:
 
 
 def test_state_is_dropped_if_that_is_said(old: StoredQuery, new: StoredQuery, tmp_path: Path) -> None:
-    done = migrate(old.url, new.url, str(tmp_path / "target"), operators={0: None}, drop=[0])
-    assert done.dropped == (("operator 0 (stateStoreSave)", 40),)
-    assert done.states[0].taken_from is None
-    assert "operator 0, default: starts empty\ndropped: operator 0 (stateStoreSave), 40 keys" in str(done)
+    migration = migrate(old.url, new.url, str(tmp_path / "target"), operators={0: None}, drop=[0])
+    assert migration.dropped == (("operator 0 (stateStoreSave)", 40),)
+    assert migration.states[0].taken_from is None
+    assert "operator 0, default: starts empty\ndropped: operator 0 (stateStoreSave), 40 keys" in str(
+        migration
+    )
     assert counts(tmp_path / "target") == {}
 
 
@@ -221,8 +225,8 @@ def test_target_must_be_empty(old: StoredQuery, new: StoredQuery, tmp_path: Path
 def test_dry_run_reads_all_and_writes_nothing(old: StoredQuery, new: StoredQuery, tmp_path: Path) -> None:
     before = [query.files() for query in (old, new)]
     target = str(tmp_path / "target")
-    done = migrate(old.url, new.url, target, columns={0: {"value.count": double}}, dry_run=True)
-    assert done.states[0].columns == (("key.word", "key.word"), ("value.count", "double(...)"))
+    migration = migrate(old.url, new.url, target, columns={0: {"value.count": double}}, dry_run=True)
+    assert migration.states[0].columns == (("key.word", "key.word"), ("value.count", "double(...)"))
     with pytest.raises(RowEncodingError, match=r"short.* has returned"):
         migrate(old.url, new.url, target, columns={0: {"value.count": short}}, dry_run=True)
     assert [query.files() for query in (old, new)] == before
@@ -305,9 +309,9 @@ class Described(KeyedState):
         self.__dict__["families"] = {("default", "default"): family}
 
 
-def matched(old: list[Described], new: list[Described], given: Any = None) -> dict[int, int | None]:
-    found = matched_operators(old, new, given or {})
-    return {number: None if state is None else state.operator.id for number, state in found.items()}
+def matched(old: list[Described], new: list[Described], operators: Any = None) -> dict[int, int | None]:
+    matches = matched_operators(old, new, operators or {})
+    return {number: None if state is None else state.operator.id for number, state in matches.items()}
 
 
 def test_operators_are_matched_by_kind_and_key() -> None:
@@ -325,10 +329,10 @@ def test_operators_are_matched_by_kind_and_key() -> None:
     assert matched([first, second], [second, first]) == {1: 1, 0: 0}
     turned = [Described(0, "dedupe", "a", value="double"), Described(1, "dedupe", "a", value="long")]
     assert matched([first, second], turned) == {0: 1, 1: 0}
-    other = Described(1, "dedupe", "a", value="binary")
-    assert matched([first, second], [Described(0, "dedupe", "a", value="double"), other]) == {0: 1, 1: 0}
+    unlike = Described(1, "dedupe", "a", value="binary")
+    assert matched([first, second], [Described(0, "dedupe", "a", value="double"), unlike]) == {0: 1, 1: 0}
     with pytest.raises(OptionError, match="not clear"):
-        matched(twins, [Described(0, "dedupe", "a", value="binary"), other])
+        matched(twins, [Described(0, "dedupe", "a", value="binary"), unlike])
     in_rows, in_frames = (
         Described(0, f"transformWithStateIn{kind}Exec", "a") for kind in ("PySpark", "Pandas")
     )

@@ -57,8 +57,8 @@ def test_predicate_removes_matching_keys(
 ) -> None:
     monkeypatch.setattr(predicates, "_BATCH_ROWS", 4)
     target = tmp_path / "target"
-    written = write_state(query.url, str(target), condition, mode="delete")
-    assert written == WrittenState(batch=0, added=0, changed=0, removed=len(expected))
+    result = write_state(query.url, str(target), condition, mode="delete")
+    assert result == WrittenState(batch=0, added=0, changed=0, removed=len(expected))
     assert counts(target) == {word: n for word, n in WORDS.items() if n not in expected}
     assert placed(target).items() <= placed(query.url).items()
     assert not verify(str(target)).problems
@@ -69,8 +69,8 @@ def test_predicate_removes_keys_of_partitions_beyond_the_memory_limit(
     query: StoredQuery, tmp_path: Path
 ) -> None:
     query.run(**{"word 3": -3})
-    written = write_state(query.url, str(tmp_path / "target"), COUNT < 10, mode="delete", memory=400)
-    assert written.removed == 10
+    result = write_state(query.url, str(tmp_path / "target"), COUNT < 10, mode="delete", memory=400)
+    assert result.removed == 10
     assert counts(tmp_path / "target") == {word: n for word, n in WORDS.items() if n >= 10}
 
 
@@ -92,8 +92,8 @@ def test_predicate_keeps_rows_for_which_it_is_null(tmp_path: Path, condition: An
     keys = table({"b": 0, "c": 0})
     values = pa.array([{"count": None}, {"count": -1}], keys["value"].type)
     write_state(str(tmp_path / "query"), str(tmp_path / "full"), keys.set_column(1, "value", values))
-    written = write_state(str(tmp_path / "full"), str(tmp_path / "target"), condition, mode="delete")
-    assert written.removed == 1
+    result = write_state(str(tmp_path / "full"), str(tmp_path / "target"), condition, mode="delete")
+    assert result.removed == 1
     assert counts(tmp_path / "target") == {"a": 1, "b": None}
 
 
@@ -112,9 +112,9 @@ def test_sql_has_the_semantics_of_duckdb() -> None:
         "value.t = '2024-01-01'": [0],
         "key.x in (select 1.0)": [0],
     }.items():
-        found = SqlPredicate(condition).matching(rows)
-        assert found.dtype == np.int64
-        assert found.tolist() == expected, condition
+        positions = SqlPredicate(condition).matching(rows)
+        assert positions.dtype == np.int64
+        assert positions.tolist() == expected, condition
         assert SqlPredicate(condition).matching(rows.slice(0, 0)).tolist() == []
     assert ExpressionPredicate(pc.field("key", "x") < 0).matching(rows).tolist() == [3]
 

@@ -76,15 +76,15 @@ def relation() -> Any:
     ],
 )
 def test_write_state_takes_data_frames_and_streams(query: StoredQuery, tmp_path: Path, changes: Any) -> None:
-    written = write_state(query.url, str(tmp_path / "target"), changes())
-    assert written == WrittenState(batch=0, added=1, changed=1, removed=0)
+    result = write_state(query.url, str(tmp_path / "target"), changes())
+    assert result == WrittenState(batch=0, added=1, changed=1, removed=0)
     assert counts(tmp_path / "target") == BEFORE | CHANGES
 
 
 def test_write_state_takes_the_state_as_pandas(query: StoredQuery, tmp_path: Path) -> None:
     frame = read_state(query.url).to_pandas()
-    written = write_state(query.url, str(tmp_path / "target"), frame, mode="replace")
-    assert written == WrittenState(batch=0, added=0, changed=2, removed=0)
+    result = write_state(query.url, str(tmp_path / "target"), frame, mode="replace")
+    assert result == WrittenState(batch=0, added=0, changed=2, removed=0)
     assert counts(tmp_path / "target") == BEFORE
 
 
@@ -121,10 +121,10 @@ def test_views_become_arrays() -> None:
         None,
         {"a": None, "b": [], "c": None, "d": None, "e": []},
     ]
-    found = whole(pa.table({"key": pa.array(rows, kind(pa.string_view(), pa.binary_view()))}))["key"]
-    found.validate(full=True)
-    assert found.to_pylist() == rows
-    assert found.type == kind(pa.large_string(), pa.large_binary())
+    arrays = whole(pa.table({"key": pa.array(rows, kind(pa.string_view(), pa.binary_view()))}))["key"]
+    arrays.validate(full=True)
+    assert arrays.to_pylist() == rows
+    assert arrays.type == kind(pa.large_string(), pa.large_binary())
 
 
 def with_views(kind: pa.DataType) -> pa.DataType:
@@ -145,9 +145,9 @@ def test_rows_of_every_type_stay_equal(data: st.DataObject, convert: Any) -> Non
     values = data.draw(st.lists(row.values, max_size=4))
     kind = convert(row.arrow)
     rows = pa.table({"key": pa.array(values, kind)}).slice(data.draw(st.integers(0, len(values))))
-    found = whole(rows)
-    found.validate(full=True)
-    assert repr(found.to_pylist()) == repr(rows.to_pylist())
+    arrays = whole(rows)
+    arrays.validate(full=True)
+    assert repr(arrays.to_pylist()) == repr(rows.to_pylist())
 
 
 def whole(changes: Any) -> pa.Table:

@@ -62,9 +62,9 @@ def table(counts: dict[str, int]) -> pa.Table:
 
 def counts(path: Any) -> dict[str, int]:
     rows = read_state(str(path)).to_pylist()
-    found = {row["key"]["word"]: row["value"]["count"] for row in rows}
-    assert len(found) == len(rows)
-    return found
+    words = {row["key"]["word"]: row["value"]["count"] for row in rows}
+    assert len(words) == len(rows)
+    return words
 
 
 def placed(path: Any) -> dict[str, int]:
@@ -76,8 +76,8 @@ def test_write_state_upserts_keys(query: StoredQuery, tmp_path: Path) -> None:
     target = tmp_path / "target"
     before = query.files()
     new = {f"new {number}": -number for number in range(20)}
-    written = write_state(query.url, str(target), table({"word 1": 7, "word 2": 2} | new))
-    assert written == WrittenState(batch=1, added=20, changed=2, removed=0)
+    result = write_state(query.url, str(target), table({"word 1": 7, "word 2": 2} | new))
+    assert result == WrittenState(batch=1, added=20, changed=2, removed=0)
     assert counts(target) == WORDS | {"word 1": 7} | new
     # Beside the mark of the hold, nothing is added.
     assert {**query.files(), **before}.keys() - before.keys() == {"state/_holds/held"}
@@ -90,11 +90,11 @@ def test_write_state_upserts_keys(query: StoredQuery, tmp_path: Path) -> None:
 
 
 def test_write_state_replaces_the_state(query: StoredQuery, tmp_path: Path) -> None:
-    written = write_state(query.url, str(tmp_path / "target"), table({"word 1": 7, "new": 1}), mode="replace")
-    assert written == WrittenState(batch=1, added=1, changed=1, removed=39)
+    result = write_state(query.url, str(tmp_path / "target"), table({"word 1": 7, "new": 1}), mode="replace")
+    assert result == WrittenState(batch=1, added=1, changed=1, removed=39)
     assert counts(tmp_path / "target") == {"word 1": 7, "new": 1}
-    written = write_state(query.url, str(tmp_path / "empty"), table({}), mode="replace")
-    assert written == WrittenState(batch=1, added=0, changed=0, removed=40)
+    result = write_state(query.url, str(tmp_path / "empty"), table({}), mode="replace")
+    assert result == WrittenState(batch=1, added=0, changed=0, removed=40)
     assert counts(tmp_path / "empty") == {}
     again = write_state(str(tmp_path / "empty"), str(tmp_path / "full"), table(WORDS))
     assert again.added == 40
@@ -105,8 +105,8 @@ def test_write_state_deletes_keys(query: StoredQuery, tmp_path: Path) -> None:
     keys = table({"word 1": 0, "word 5": 0, "never": 0})
     for number, deleted in enumerate([keys, keys.select(["key"])]):
         target = tmp_path / str(number)
-        written = write_state(query.url, str(target), deleted, mode="delete", batch=0)
-        assert written == WrittenState(batch=0, added=0, changed=0, removed=2)
+        result = write_state(query.url, str(target), deleted, mode="delete", batch=0)
+        assert result == WrittenState(batch=0, added=0, changed=0, removed=2)
         assert counts(target) == {word: n for word, n in WORDS.items() if word not in ("word 1", "word 5")}
 
 
@@ -123,8 +123,8 @@ def test_deleted_key_is_in_no_file(query: StoredQuery, tmp_path: Path) -> None:
 
 
 def test_write_state_takes_what_read_state_returns(query: StoredQuery, tmp_path: Path) -> None:
-    written = write_state(query.url, str(tmp_path / "target"), read_state(query.url), mode="replace")
-    assert written == WrittenState(batch=1, added=0, changed=40, removed=0)
+    result = write_state(query.url, str(tmp_path / "target"), read_state(query.url), mode="replace")
+    assert result == WrittenState(batch=1, added=0, changed=40, removed=0)
     assert read_state(str(tmp_path / "target")).sort_by("partition_id").schema == read_state(query.url).schema
     assert placed(tmp_path / "target") == placed(query.url)
 
@@ -139,8 +139,8 @@ def test_write_state_has_its_state_elsewhere(query: StoredQuery, tmp_path: Path)
         write_state(query.url, target, table({"new": 1}))
     write_state(query.url, target, table({"new": 1}), checkpoints_dir=str(apart))
     assert len(list(apart.iterdir())) == 2
-    found = read_state(target, checkpoints_dir=str(apart)).to_pylist()
-    assert {row["key"]["word"]: row["value"]["count"] for row in found} == WORDS | {"word 1": 100, "new": 1}
+    rows = read_state(target, checkpoints_dir=str(apart)).to_pylist()
+    assert {row["key"]["word"]: row["value"]["count"] for row in rows} == WORDS | {"word 1": 100, "new": 1}
 
 
 def test_write_state_between_remote_locations(query: StoredQuery, tmp_path: Path) -> None:
@@ -155,8 +155,8 @@ def test_write_state_between_remote_locations(query: StoredQuery, tmp_path: Path
 
 def test_write_state_of_no_chunks_changes_nothing(query: StoredQuery, tmp_path: Path) -> None:
     nothing = pa.Table.from_batches([], table({}).schema)
-    written = write_state(query.url, str(tmp_path / "target"), nothing)
-    assert written == WrittenState(batch=1, added=0, changed=0, removed=0)
+    result = write_state(query.url, str(tmp_path / "target"), nothing)
+    assert result == WrittenState(batch=1, added=0, changed=0, removed=0)
     assert counts(tmp_path / "target") == WORDS | {"word 1": 100}
 
 
@@ -177,7 +177,7 @@ def test_write_state_in_turn_equals_changes_of_a_dict(
         expected = dict(WORDS)
         for number, (mode, rows) in enumerate(changes):
             target = f"{directory}/{number + 1}"
-            written = write_state(f"{directory}/{number}", target, table(rows), mode=mode, memory=memory)
+            result = write_state(f"{directory}/{number}", target, table(rows), mode=mode, memory=memory)
             before = dict(expected)
             match mode:
                 case "upsert":
@@ -187,9 +187,9 @@ def test_write_state_in_turn_equals_changes_of_a_dict(
                 case "delete":
                     expected = {word: n for word, n in expected.items() if word not in rows}
             assert counts(target) == expected
-            assert written.added == len(expected.keys() - before.keys())
-            assert written.removed == len(before.keys() - expected.keys())
-            assert written.changed == (0 if mode == "delete" else len(before.keys() & rows.keys()))
+            assert result.added == len(expected.keys() - before.keys())
+            assert result.removed == len(before.keys() - expected.keys())
+            assert result.changed == (0 if mode == "delete" else len(before.keys() & rows.keys()))
 
 
 def test_write_state_puts_rows_in_partitions_from_several_chunks(query: StoredQuery, tmp_path: Path) -> None:
@@ -212,10 +212,10 @@ def test_write_state_of_large_partitions_takes_bounded_memory(tmp_path: Path) ->
         pool = pa.proxy_memory_pool(pa.default_memory_pool())
         pa.set_memory_pool(pool)
         try:
-            written = write_state(query.url, str(tmp_path / target), table(changed), memory=memory)
+            result = write_state(query.url, str(tmp_path / target), table(changed), memory=memory)
         finally:
             pa.set_memory_pool(before)
-        assert written == WrittenState(batch=0, added=1, changed=1, removed=0)
+        assert result == WrittenState(batch=0, added=1, changed=1, removed=0)
         return int(pool.max_memory())
 
     before = pa.default_memory_pool()
@@ -393,8 +393,8 @@ def test_variable_that_a_partition_lacks_is_added_to_it() -> None:
     )
     changed = changes.apply(StoreSnapshot(StoreId(0, 0, "default"), (), lambda: iter(())))
     assert changed.column_families == (state,)
-    ((name, written),) = changed.rows()
-    assert (name, written.num_rows) == ("count", 1)
+    ((name, rows_of_family),) = changed.rows()
+    assert (name, rows_of_family.num_rows) == ("count", 1)
 
 
 @pytest.mark.parametrize(
