@@ -271,8 +271,8 @@ def run(arguments, directory):
         batches, read_count = batches + life.batches, read_count + life.read_count
         wrong, failed = wrong + len(life.wrong), failed + bool(life.errors)
         print(
-            f"{name} v{checkpoint_format}: {life.batches} batches, {len(life.wrong)} of {life.read_count} reads "
-            f"wrong ({time.monotonic() - start:.0f} s)",
+            f"{name} v{checkpoint_format}: {life.batches} batches, {len(life.wrong)} of {life.read_count} "
+            f"reads wrong ({time.monotonic() - start:.0f} s)",
             flush=True,
         )
         for text in life.wrong[:3] + life.errors[:3]:
