@@ -83,13 +83,14 @@ ALONE := test-alone
 test-alone: jar ## run the tests that measure time, with nothing beside them
 	$(PY) -m pytest -m alone
 
-# The tests of what Spark and the store ask of each other, with another Spark.
+# The tests of what Spark and the store ask of each other, with another Spark. brief leaves out those marked `oldest`.
 SPARK := 4.2
+SPARK_TIER := spark
 
 test-spark: $(READY) $(if $(filter $(NEWEST),$(SPARK)),,.spark/$(SPARK)/.ready) ## run the tests that face Spark with another minor version: SPARK=4.1
 	$(call with_spark,$(SPARK)) $(PY) jvm-shim/build_shim.py --tests
 	$(call with_spark,$(SPARK)) $(PY) -m tests.support.class_archive
-	$(call with_spark,$(SPARK)) $(PY) -m pytest $(SHARED) -m 'not alone' --tier spark
+	$(call with_spark,$(SPARK)) $(PY) -m pytest $(SHARED) -m 'not alone' --tier $(SPARK_TIER)
 
 golden: $(READY) $(if $(filter $(NEWEST),$(SPARK)),,.spark/$(SPARK)/.ready) ## record what queries return on Spark's own stores: SPARK=4.1
 	$(call with_spark,$(SPARK)) $(PY) jvm-shim/build_shim.py --tests
@@ -128,6 +129,7 @@ soak: jar $(CLASSES) ## run the long tests too: more examples, more batches
 	HYPOTHESIS_PROFILE=soak $(PY) -m pytest $(SHARED) -m '(soak or not soak) and not alone' --timeout 14400
 	HYPOTHESIS_PROFILE=soak $(PY) -m pytest -m alone
 	$(MAKE) test-spark SPARK=4.1
+	$(MAKE) test-spark SPARK=4.2
 	$(MAKE) test-suites SUITES=all
 	$(MAKE) test-lake
 

@@ -55,10 +55,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--tier",
-        choices=["first", "rest", "spark", "all"],
+        choices=["first", "rest", "spark", "brief", "all"],
         default="all",
         help="first: what `make test` runs; rest: what `make test-all` runs beyond it; "
-        "spark: what `make test-spark` runs",
+        "spark: what `make test-spark` runs; brief: that without what is marked `oldest`",
     )
 
 
@@ -99,6 +99,8 @@ def is_in_tier(item: pytest.Item, tier: str) -> bool:
             return not is_first_tier(item)
         case "spark":
             return is_spark_tier(item)
+        case "brief":
+            return is_spark_tier(item) and item.get_closest_marker("oldest") is None
         case _:
             return True
 

@@ -152,7 +152,8 @@ def stopped_at_end(query: Any) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("storage", "checkpoint_format"), [("filesystem", 1), pytest.param("memory", 2, marks=pytest.mark.spark)]
+    ("storage", "checkpoint_format"),
+    [("filesystem", 1), pytest.param("memory", 2, marks=[pytest.mark.spark, pytest.mark.oldest])],
 )
 def test_query_survives_kills_of_its_backend(
     spark: Any, tmp_path: Path, storage: str, checkpoint_format: int
@@ -204,7 +205,10 @@ def test_query_survives_a_kill_of_a_starting_backend(spark: Any, tmp_path: Path)
 # A killed Python process ends the standard input of its JVM, as the regular end of each other program does.
 @pytest.mark.parametrize(
     "victim",
-    [pytest.param("python", marks=pytest.mark.soak), pytest.param("jvm", marks=pytest.mark.spark)],
+    [
+        pytest.param("python", marks=pytest.mark.soak),
+        pytest.param("jvm", marks=[pytest.mark.spark, pytest.mark.oldest]),
+    ],
 )
 def test_backend_ends_with_a_killed_driver_and_its_query_resumes(scratch: Path, victim: str) -> None:
     with counting(scratch, "a", hold=True) as program:

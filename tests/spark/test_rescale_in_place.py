@@ -64,6 +64,7 @@ def log_of_offsets(spark: Any, query: Query) -> Any:
 
 
 @pytest.mark.spark
+@pytest.mark.oldest
 def test_query_has_another_number_of_partitions_at_each_start(spark: Any, tmp_path: Path) -> None:
     rescaled, stays = make(spark, tmp_path / "rescaled"), make(spark, tmp_path / "stays")
     batches = events.batches(10)[::2]
@@ -136,6 +137,7 @@ def test_query_of_format_v1_is_taken_to_v2(spark: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.oldest
 def test_interrupted_rescale_is_completed_by_the_next_start(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +169,7 @@ def test_interrupted_rescale_is_completed_by_the_next_start(
 
 
 @pytest.mark.spark
+@pytest.mark.oldest
 def test_logs_with_other_partitions_than_each_other_are_made_to_agree(spark: Any, tmp_path: Path) -> None:
     query, stays = (
         make(spark, tmp_path / "q", counts, "update"),

@@ -78,6 +78,7 @@ def counts(stream: Any) -> Any:
 
 
 @pytest.mark.spark
+@pytest.mark.oldest
 @pytest.mark.parametrize(
     ("checkpoint_format", "provider", "join_format", "kind"),
     [(1, OURS, "2", "pointer"), (2, OURS, f"{NEWEST_JOIN_FORMAT}", "canonical")],

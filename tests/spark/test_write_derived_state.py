@@ -30,7 +30,7 @@ from tests.spark.queries import JOIN_FORMAT, Query
 from tests.spark.test_write_state import SCHEMA, event
 from tests.support.spark_versions import NEWEST_JOIN_FORMAT, is_since
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark]
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.oldest]
 
 HOUR = 3_600_000
 Content = dict[tuple[Any, str], dict[bytes, list[bytes]]]
