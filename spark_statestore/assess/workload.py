@@ -10,14 +10,14 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from spark_statestore.options import DEFAULT_MIN_DELTAS
+from spark_statestore.storage.snapshot_plan import FAN_OUT, MEDIUM_STATE_REMOTE, MOST_ON_TOP
+
 HEADER: Final = 16
 """Bytes of a record besides its key and value, see `docs/performance.md`, "Memory"."""
 
-INDEX_ENTRY: Final = 8
-"""Bytes of a row's entry in the index."""
-
-INDEX_LOAD: Final = 0.45
-"""Mean share of the index that is in use: segments are 0.3 to 0.6 full."""
+INDEX: Final = 8 / 0.45
+"""Bytes of a row's entry in the index, whose segments are 0.3 to 0.6 full."""
 
 MARK: Final = 4
 """Bytes of the mark of a superseded record.
@@ -28,12 +28,6 @@ A page in a mapped file has a mark for each smallest record that fits.
 GARBAGE: Final = 1.25
 """Mean size of the log to that of its live rows: compaction begins at 2."""
 
-MOST_ON_TOP: Final = 0.25
-"""Share of the state that changes until a base is written again (`SnapshotPolicy.MostOnTop`)."""
-
-FAN_OUT: Final = 8
-"""Runs of one size that are merged into one (`SnapshotPolicy.FanOut`)."""
-
 LEAST_DELTAS: Final = 5
 """Number of deltas below which no run is written."""
 
@@ -42,15 +36,6 @@ COMMIT_REQUESTS: Final = 4
 
 UPLOAD_REQUESTS: Final = 2
 """A base or a run is put, and looked for when a commit uses it first."""
-
-SMALL_STATE: Final = 1 << 20
-"""Bytes of a partition's state up to which its bases are in the commits' object.
-
-See `SnapshotPolicy.inBackground`.
-"""
-
-DELTAS_OF_A_RUN: Final = 10
-"""Default of Spark's `minDeltasForSnapshot`: a run is written after more deltas."""
 
 LOADED_ROWS: Final = 7_000_000
 """Rows that one core loads in a second into the heap, up to 10,000,000 keys.
@@ -169,18 +154,18 @@ def cost(workload: Workload) -> Cost:
     bytes_written = bytes_of_a_batch(workload)
     hourly = 3600 / workload.seconds
     base, cycle = workload.rows * workload.stored_bytes, batches_of_a_base(workload)
-    deltas = workload.retained * workload.changed * workload.stored_bytes * (1 + levels(cycle))
+    deltas = workload.retained * bytes_of_changes(workload, cycle)
     loaded = LOADED_ROWS_MAPPED if mapped > 0.5 else LOADED_ROWS
     return Cost(
         memory=memory,
         mapped=mapped,
-        least_heap=rows * (INDEX_ENTRY / INDEX_LOAD + marks),
+        least_heap=rows * (INDEX + marks),
         written_bytes=bytes_written * hourly,
         amplification=bytes_written / (workload.changed * workload.row_bytes),
         requests=(COMMIT_REQUESTS + UPLOAD_REQUESTS * uploads_of_a_batch(workload)) * hourly,
         base=base,
         stored=base * (1 + workload.retained / cycle) + deltas,
-        disk=memory * mapped + COPIES * rows * (workload.row_bytes + HEADER + INDEX_ENTRY / INDEX_LOAD),
+        disk=memory * mapped + COPIES * rows * (workload.row_bytes + HEADER + INDEX),
         core_seconds=workload.partitions * STORE_SECONDS + workload.changed * CHANGE_SECONDS,
         load_seconds=workload.rows / (workload.executors * workload.cores * loaded),
     )
@@ -188,7 +173,7 @@ def cost(workload: Workload) -> Cost:
 
 def bytes_in_memory(row_bytes: float) -> float:
     """Return the bytes that a row takes in the heap."""
-    return bytes_of_log(row_bytes) + INDEX_ENTRY / INDEX_LOAD
+    return bytes_of_log(row_bytes) + INDEX
 
 
 def bytes_of_log(row_bytes: float) -> float:
@@ -214,6 +199,11 @@ def levels(batches: float) -> float:
     return max(0.0, math.log(batches / LEAST_DELTAS, FAN_OUT))
 
 
+def bytes_of_changes(workload: Workload, batches: float) -> float:
+    """Return the bytes of a batch's delta, and of its part of the runs until the next base."""
+    return workload.stored_bytes * workload.changed * (1 + levels(batches))
+
+
 def bytes_of_a_batch(workload: Workload, batches: float = math.inf) -> float:
     """Return the mean of the bytes that a batch and the background write.
 
@@ -226,14 +216,12 @@ def bytes_of_a_batch(workload: Workload, batches: float = math.inf) -> float:
     """
     cycle = batches_of_a_base(workload)
     bases = 1 / cycle if math.isinf(batches) else batches // cycle / batches
-    return workload.stored_bytes * (
-        workload.changed * (1 + levels(min(cycle, batches))) + workload.rows * bases
-    )
+    return bytes_of_changes(workload, min(cycle, batches)) + workload.rows * workload.stored_bytes * bases
 
 
 def uploads_of_a_batch(workload: Workload) -> float:
     """Return the mean number of bases and runs of all partitions that a batch causes."""
-    if workload.rows / workload.partitions * bytes_in_memory(workload.row_bytes) <= SMALL_STATE:
+    if workload.rows / workload.partitions * bytes_in_memory(workload.row_bytes) <= MEDIUM_STATE_REMOTE:
         return 0
     cycle = batches_of_a_base(workload)
-    return workload.partitions * (1 / cycle + (1 / DELTAS_OF_A_RUN if cycle > DELTAS_OF_A_RUN else 0))
+    return workload.partitions * (1 / cycle + (1 / DEFAULT_MIN_DELTAS if cycle > DEFAULT_MIN_DELTAS else 0))

@@ -59,7 +59,9 @@ SMALL_STATE: Final = 64 << 10
 """State up to this many bytes is rewritten rather than extending a chain beyond the interval."""
 
 _MEDIUM_STATE: Final = 256 << 10
-_MEDIUM_STATE_REMOTE: Final = 1 << 20
+
+MEDIUM_STATE_REMOTE: Final = 1 << 20
+"""State up to this many bytes is written inside of a commit, on storage other than local files."""
 
 # A short interval limits the deltas on top of the runs, not the runs.
 _LEAST_INTERVAL: Final = 10
@@ -118,7 +120,7 @@ def plan_snapshots(
     """
     on_top = [entry.state.state_size for entry in handle.runs_and_deltas]
     base_bytes, base_rows = handle.base_size, handle.base_rows
-    inline_up_to = _MEDIUM_STATE_REMOTE if is_remote else _MEDIUM_STATE
+    inline_up_to = MEDIUM_STATE_REMOTE if is_remote else _MEDIUM_STATE
 
     def full(tick: bool) -> int:
         return full_up_to(
