@@ -175,8 +175,8 @@ class MergedIndex:
         """
         own_name = None if logical is None else logical.physical.name
         for name, error in self.damaged.items():
-            # What is copied is committed, so that no attempt but one written in place followed it. While a
-            # copy is written, the originals are there.
+            # Copied versions are committed: later attempts are those of a write in place. The originals stay
+            # until their copy is whole.
             is_older = own_name is not None and (
                 (own_name.is_copy and not name.write)
                 or name.is_copy

@@ -97,8 +97,10 @@ def bootstrap(
     require_mapping("offsets", offsets)
     checkpoint = open_checkpoint(started, checkpoints_dir=checkpoints_dir)
     number = checkpoint.require_batch(batch)
-    logs = _logs_of_files(checkpoint, number, offsets)
-    edit = _edit_of_logs(checkpoint, number, offsets, logs, watermark)
+    entry = checkpoint.offsets(number)
+    present = checkpoint.source_offsets(entry)
+    logs = _logs_of_files(checkpoint, present, offsets)
+    edit = _edit_of_logs(checkpoint, entry, present, offsets, logs, watermark)
     tables_by_state = {operator_and_family(key): as_tables(rows) for key, rows in state.items()}
     with held_if_possible(checkpoint, number, target):
         changes_by_state: dict[tuple[int, str], Changes] = {}
@@ -155,10 +157,9 @@ def require_mapping(name: str, value: object) -> None:
 
 
 def _logs_of_files(
-    checkpoint: QueryCheckpoint, batch: int, offsets: Mapping[str, Offset]
+    checkpoint: QueryCheckpoint, present: Mapping[str, str], offsets: Mapping[str, Offset]
 ) -> dict[str, SourceLog]:
     """Return the logs of the sources for which files are given."""
-    present = checkpoint.source_offsets(checkpoint.offsets(batch))
     logs = {}
     for name, offset in offsets.items():
         # Another name is refused with those of all sources.
@@ -175,7 +176,8 @@ def _logs_of_files(
 
 def _edit_of_logs(
     checkpoint: QueryCheckpoint,
-    batch: int,
+    entry: OffsetEntry,
+    present: Mapping[str, str],
     offsets: Mapping[str, Offset],
     logs: Mapping[str, SourceLog],
     watermark: datetime | None,
@@ -184,8 +186,6 @@ def _edit_of_logs(
     lines = {
         name: logs[name].offset if name in logs else _line(name, offset) for name, offset in offsets.items()
     }
-    entry = checkpoint.offsets(batch)
-    present = checkpoint.source_offsets(entry)
     if lines and len(present) != len(entry.sources):
         raise OptionError(
             f"the query of {checkpoint.url} reads a source several times, with one log for all, so that its "

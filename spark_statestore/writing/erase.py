@@ -120,15 +120,13 @@ def erase(
     activity.require_stopped(stopped=stopped)
     checkpoint.require_batch(None)
     batches = checkpoint.batches()
-    for batch in batches:
-        # In format v1 the attempts of before stay beside those that replace them.
-        if operator not in (checkpoint.commit(batch).state_ids or {}):
-            checkpoint.operator(operator, batch)
-            raise OptionError(
-                f"the query of {checkpoint.url} has checkpoint format v1, in which the attempts of before "
-                "stay with the key. Write a copy without it. Nothing was changed."
-            )
     places = {batch: InPlaceWrite(checkpoint, batch, operator, activity) for batch in batches}
+    # In format v1 the attempts of before stay beside those that replace them.
+    if not all(place.has_ids for place in places.values()):
+        raise OptionError(
+            f"the query of {checkpoint.url} has checkpoint format v1, in which the attempts of before stay "
+            "with the key. Write a copy without it. Nothing was changed."
+        )
     query = _Location(checkpoint, operator, predicate, places)
     copies = {
         copy.path: _location_of(copy, checkpoint, operator, predicate)
@@ -259,15 +257,13 @@ def _location_of(
             f"{savepoint} is needed by {needed}, with the key. Dispose of those first; if a holder does not "
             "exist, remove its hold with spark-statestore holds --remove. Nothing was changed."
         )
-    # Raises if there is none.
-    checkpoint.operator(operator, savepoint.batch)
-    if operator not in (checkpoint.commit(savepoint.batch).state_ids or {}):
+    place = InPlaceWrite(checkpoint, savepoint.batch, operator, ActivityCheck(checkpoint), is_savepoint=True)
+    if not place.has_ids:
         raise OptionError(
             f"{savepoint} has checkpoint format v1, in which its stores cannot change at once. Copy it "
             "without the key (spark-statestore state delete SAVEPOINT NEW_CHECKPOINT --where ...), take a "
             "savepoint of the copy, and dispose of this one. Nothing was changed."
         )
-    place = InPlaceWrite(checkpoint, savepoint.batch, operator, ActivityCheck(checkpoint), is_savepoint=True)
     location = _Location(checkpoint, operator, predicate, {savepoint.batch: place})
     # Raises for a condition on other columns, and for a damaged file.
     location.search(savepoint.batch)

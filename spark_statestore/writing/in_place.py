@@ -54,6 +54,11 @@ class InPlaceWrite:
     is_savepoint
         The checkpoint is a canonical savepoint, which is refused otherwise.
 
+    Attributes
+    ----------
+    has_ids
+        Whether the commit log names the attempts: checkpoint format v2.
+
     Raises
     ------
     CheckpointNotFoundError
@@ -82,8 +87,7 @@ class InPlaceWrite:
         self._commit = checkpoint.commit(batch)
         # Raises if there is none.
         checkpoint.operator(operator, batch)
-        self._has_ids = operator in (self._commit.state_ids or {})
-        self._merged = checkpoint.merged_files()
+        self.has_ids = operator in (self._commit.state_ids or {})
         self._names_before = self._merged_names()
 
     def write(
@@ -114,7 +118,7 @@ class InPlaceWrite:
                 return str(version.name.id)
             attempt_id = secrets.token_hex(8)
             parent = content.parent_attempt_id
-            if self._has_ids:
+            if self.has_ids:
                 store = self._checkpoint.open(version.store)
                 name = CheckpointName(version.name.version, attempt_id)
                 parent = parent and parents.get(version.store, parent)
@@ -137,15 +141,15 @@ class InPlaceWrite:
             for attempt in encoded:
                 attempt.discard()
             raise
-        if self._has_ids:
+        if self.has_ids:
             self._publish(ids, keeps_entry=keeps_entry)
         elif encoded:
             self._publish_merged(encoded)
         if added := self._activity.added():
             before = (
                 "the entry of its commit log as it was is in rolled-back/."
-                if self._has_ids
-                else ("without the newest file of state/_merged/ it is that of before.")
+                if self.has_ids
+                else "without the newest file of state/_merged/ it is that of before."
             )
             raise QueryRunningError(
                 f"the query of {self._checkpoint.url} runs: it has written {', '.join(added)} while state "
@@ -155,7 +159,7 @@ class InPlaceWrite:
 
     def _parents(self) -> dict[StoreId, str | None]:
         """Return the attempts at the version before that the commit log names, in checkpoint format v2."""
-        if not self._has_ids or self._batch - 1 not in self._checkpoint.batches():
+        if not self.has_ids or self._batch - 1 not in self._checkpoint.batches():
             return {}
         before = self._checkpoint.stores(self._batch - 1, self._operator)
         return {version.store: version.name.id for version in before if version.name.id}
@@ -173,14 +177,14 @@ class InPlaceWrite:
     def _publish_merged(self, encoded: Sequence[EncodedStore]) -> None:
         objects = ((attempt.path, attempt.attempt_id, attempt.metadata) for attempt in encoded)
         with failing_to("write", *self._checkpoint.open_state()):
-            self._merged.write(objects, lambda *_: self._require_unchanged())
+            self._checkpoint.merged_files().write(objects, lambda *_: self._require_unchanged())
 
     def _merged_names(self) -> frozenset[str]:
         """Return the merged files that may have the batch's versions without ids; none with them."""
-        if self._has_ids:
+        if self.has_ids:
             return frozenset()
         with failing_to("list", *self._checkpoint.open_state()):
-            return frozenset(map(str, self._merged.names_of(self._batch + 1)))
+            return frozenset(map(str, self._checkpoint.merged_files().names_of(self._batch + 1)))
 
     def _require_unchanged(self) -> None:
         """Raise if the query runs, or if another process has changed the state of the batch."""

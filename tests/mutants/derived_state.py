@@ -149,8 +149,8 @@ MUTANTS: Final = (
     Mutant(
         "in-place-in-several-files",
         f"{_WRITING}/in_place.py",
-        "self._merged.write(objects, lambda *_: self._require_unchanged())",
-        "[self._merged.write([single], lambda *_: None) for single in objects]",
+        "self._checkpoint.merged_files().write(objects, lambda *_: self._require_unchanged())",
+        "[self._checkpoint.merged_files().write([single], lambda *_: None) for single in objects]",
         ("tests/unit/savepoints/test_faults.py::test_interrupted_operation_on_an_object_store_is_atomic",),
         "An interrupted write in place has changed nothing, also in checkpoint format v1.",
     ),

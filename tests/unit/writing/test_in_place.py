@@ -161,7 +161,7 @@ def test_damaged_write_in_place_is_not_taken_for_the_state_of_before(
     for number in range(3):
         query.run(**WORDS, a=number)
     if after_rollback:
-        # Where a sweep has copied the version that is the newest one again.
+        # A sweep has copied the version, which the rollback makes the newest one.
         merged = query.stores[0].merged
         assert merged is not None
         merged.purge(path for path in (query.stores[0].metadata_path(CheckpointName(3)),))
