@@ -16,10 +16,10 @@ import org.apache.spark.sql.statestore.compat.Since41
  * Runs the stateful operators of batches that a sink skips.
  *
  * A sink that identifies batches by number, such as Spark's file sink, Delta Lake's or a foreachBatch function with a log of its
- * own, returns at once from a batch that it has.
- * If the driver has ended after the sink's commit and before Spark's, the batch is run again, skipped, and added to the commit
- * log without a task. Its state then exists only if its first run published it, which `commit=batch` does not before Spark's
- * commit; its watermark does not advance, and checkpoint format v2 fails for lack of checkpoint ids.
+ * own, returns at once from a batch that it has. If the driver has ended after the sink's commit and before Spark's, the batch is
+ * run again, skipped, and added to the commit log without a task. Its state then exists only if its first run published it, which
+ * `commit=batch` does not before Spark's commit; its watermark does not advance, and checkpoint format v2 fails for lack of
+ * checkpoint ids.
  */
 private[statestore] final class SkippedBatchesRule(session: SparkSession) extends Rule[LogicalPlan] {
   override def apply(plan: LogicalPlan): LogicalPlan = plan match {
@@ -37,7 +37,7 @@ private object SkippedBatchesRule {
     case _: RunningSink => sink
     // Spark looks for the class of this sink.
     case function: ForeachBatchSink[_] => new RunningFunction(function)
-    case runnable: Sink => new RunningOther(runnable)
+    case runnable: Sink => new RunningV1Sink(runnable)
     case _ => sink
   }
 
@@ -55,15 +55,11 @@ private object SkippedBatchesRule {
     override def toString: String = sink.toString
   }
 
-  private final class RunningOther(override protected val sink: Sink) extends RunningSink
+  private final class RunningV1Sink(override protected val sink: Sink) extends RunningSink
 
   // The function and its encoder are used by `sink` alone.
   private final class RunningFunction(override protected val sink: ForeachBatchSink[_])
-      extends ForeachBatchSink[Any](null, null) with RunningSink {
-    override def addBatch(batchId: Long, data: DataFrame): Unit = super[RunningSink].addBatch(batchId, data)
-
-    override def toString: String = super[RunningSink].toString
-  }
+      extends ForeachBatchSink[Any](null, null) with RunningSink
 
   private def runIfSkipped(batch: QueryExecution): Unit = {
     val used = batch.executedPlan.collect {
