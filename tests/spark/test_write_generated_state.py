@@ -261,7 +261,7 @@ def runs() -> Iterator[Any]:
             yield pytest.param(name, form, marks=[] if always else pytest.mark.soak)
 
 
-@pytest.mark.parametrize(("name", "form"), runs())
+@pytest.mark.parametrize(("name", "form"), list(runs()))
 def test_generated_state_goes_on_as_if_untouched(spark: Any, tmp_path: Path, name: str, form: int) -> None:
     case = CASES[name]
     keys, values = case.columns
