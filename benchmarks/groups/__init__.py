@@ -26,6 +26,11 @@ class Group:
 GROUPS: dict[str, Group] = {
     "guard": Group("the two ratios of batches that a change must keep", 1, ("guard",), by_default=False),
     "batches": Group("rows, batches and commits of one store", 20, ("rows", "store_batches", "commits")),
+    "operations": Group(
+        "Spark's own benchmark of single operations, with this store as one more case",
+        5,
+        ("basic_operations",),
+    ),
     "loads": Group("loads of a state that an executor does not have", 5, ("cold_loads",)),
     "queries": Group(
         "whole queries beside Spark's stores and a store that keeps nothing",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,14 @@ def test_commands_name_existing_targets(path: Path) -> None:
         named += job.get("strategy", {}).get("matrix", {}).get("target", [])
     assert named
     assert set(named) - TARGETS == set()
+
+
+def test_checks_have_each_minor_of_python() -> None:
+    matrix = jobs(ROOT / ".github/workflows/ci.yml")["check"]["strategy"]["matrix"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    promised = re.findall(r"Python :: (3\.\d+)", " ".join(project["classifiers"]))
+    more = [entry["python"] for entry in matrix["include"] if entry["target"] == "test"]
+    assert [*matrix["python"], *more] == promised
 
 
 def test_checks_have_each_minor_of_spark() -> None:

@@ -9,6 +9,7 @@ import org.apache.spark.sql.statestore.BackgroundWork
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.internal.SQLConf
+import org.apache.spark.sql.types.StructType
 
 /**
  * Benchmark of the batches of one store, of any provider. Rows are built before the clock starts, and the
@@ -207,7 +208,9 @@ object StoreBenchmark {
       partition: Int,
       confs: JMap[String, String],
       spec: KeyStateEncoderSpec,
-      multiple: Boolean): StateStoreProvider = {
+      multiple: Boolean,
+      keySchema: StructType = BenchmarkRows.KeySchema,
+      valueSchema: StructType = BenchmarkRows.ValueSchema): StateStoreProvider = {
     val sqlConf = new SQLConf
     val hadoopConf = new Configuration
     hadoopConf.setClassLoader(getClass.getClassLoader)
@@ -216,7 +219,7 @@ object StoreBenchmark {
     }
     hadoopConf.set("sql.streaming.runId", java.util.UUID.randomUUID.toString)
     val created = StateStoreProvider.create(providerClass)
-    created.init(StateStoreId(checkpointRoot, 0L, partition), BenchmarkRows.KeySchema, BenchmarkRows.ValueSchema, spec,
+    created.init(StateStoreId(checkpointRoot, 0L, partition), keySchema, valueSchema, spec,
       useColumnFamilies = multiple, new StateStoreConf(sqlConf), hadoopConf, multiple, None)
     created
   }
