@@ -82,8 +82,10 @@ class _RetryingInput(io.RawIOBase):
         self._files = files
         self._path = path
         self._position = 0
+        # The finalizer closes the stream, even one that could not be opened.
+        self._source: BinaryIO | None = None
         # Open the file now to report a missing file early.
-        self._source: BinaryIO | None = files.read_at(path, None, 0, 0)[0]
+        self._source = files.read_at(path, None, 0, 0)[0]
 
     def readable(self) -> bool:
         return True

@@ -56,8 +56,10 @@ class _Written(io.BytesIO):
 
     def close(self) -> None:
         if not self.closed:
-            self._driver.put(self._path, self.getvalue())
+            content = self.getvalue()
+            # Closed first, so that the finalizer does not put the file again.
             super().close()
+            self._driver.put(self._path, content)
 
 
 class PlainDriver(AbstractFileSystem):  # type: ignore[misc]
