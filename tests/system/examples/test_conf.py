@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import sys
+import zipfile
 from pathlib import Path
 
+import pyspark
 import pytest
 
 import spark_statestore
@@ -18,6 +20,8 @@ from tests.support.s3 import client_of, environment_of, s3_service
 CONF = ROOT / "conf"
 PROGRAM = Path(__file__).parent / "programs" / "count.py"
 BUCKET = "my-bucket"
+DEFINITIONS = re.compile(r"(/config/\w+\$?|/Config\$|SQLConf\$|/SparkConf)\.class$")
+"""Classes of Spark that define its settings."""
 
 
 def settings(name: str) -> dict[str, str]:
@@ -57,7 +61,7 @@ def keys_of_a_query_on_s3(work: Path, python: str) -> set[str]:
         return {entry["Key"] for entry in client.list_objects_v2(Bucket=BUCKET)["Contents"]}
 
 
-NAMES = ["local", "memory", "s3"]
+NAMES = ["kubernetes", "local", "memory", "s3"]
 
 
 def test_every_conf_file_has_a_test():
@@ -68,13 +72,42 @@ def test_every_conf_file_has_a_test():
 def test_conf_settings_name_existing_classes_and_options(name: str):
     conf = settings(name)
     options = {key: value for key, value in conf.items() if key.startswith(OPTION_PREFIX)}
-    classes = {value for key, value in conf.items() if key not in options}
+    classes = {value for value in conf.values() if value.startswith("org.apache.spark.")}
     for key, value in options.items():
         check(key.removeprefix(OPTION_PREFIX), value)
     assert options.pop(OPTION_PREFIX + "storage") == ("memory" if name == "memory" else "filesystem")
     assert options
     required = {getattr(spark_statestore, f"{c}_CLASS") for c in ("PROVIDER", "EXTENSIONS", "FILE_MANAGER")}
     assert required <= classes <= required | {spark_statestore.PLUGIN_CLASS}
+
+
+@pytest.fixture(scope="module")
+def names_in_spark() -> set[str]:
+    """Return the names of settings in the classes of Spark that define them; a prefix ends with a dot."""
+    names = set()
+    for jar in (Path(pyspark.__file__).parent / "jars").glob("spark-*.jar"):
+        with zipfile.ZipFile(jar) as archive:
+            for entry in filter(DEFINITIONS.search, archive.namelist()):
+                names |= {name.decode() for name in re.findall(rb"spark\.[\w.]+", archive.read(entry))}
+    # Spark joins this name at run time.
+    return {*names, "spark.kubernetes.authenticate.driver.serviceAccountName"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_conf_settings_are_known_to_spark(name: str, names_in_spark: set[str]):
+    prefixes = tuple(prefix for prefix in names_in_spark if prefix.endswith("."))
+    unknown = [key for key in settings(name) if not key.startswith((*prefixes, OPTION_PREFIX))]
+    assert set(unknown) - names_in_spark == set()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_conf_has_no_secrets(name: str):
+    secret = re.compile(r"secret|password|token|access_?key|credential", re.IGNORECASE)
+    for key, value in settings(name).items():
+        if secret.search(key + value):
+            assert re.fullmatch(r"spark\.kubernetes\.(driver|executor)\.secretKeyRef\.[A-Z_]+", key), key
+            # The name of a Kubernetes secret, and a key in it.
+            assert re.fullmatch(r"[a-z0-9-]+:[A-Z_]+", value), key
 
 
 @pytest.mark.first
