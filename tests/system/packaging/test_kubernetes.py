@@ -174,4 +174,4 @@ def test_volume_of_an_executor_has_its_local_directory_and_the_copies(pods: list
 def test_pods_have_memory_for_the_backend(pods: list[dict[str, Any]], role: str) -> None:
     with_backend, default = (memory(pod[role]) for pod in pods)
     # Spark rounds to whole MiB.
-    assert 128 <= with_backend - default <= 129
+    assert 256 <= with_backend - default <= 257
