@@ -18,7 +18,7 @@ export PIP_NO_COMPILE := 0
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jar classes demo test test-all test-alone golden test-storage test-kafka test-lake test-suites soak coverage test-spark mutants mutation bench bench-quick bench-s3 lint lint-python lint-scala format docs wheel release test-release test-lowest audit clean
+.PHONY: help setup jar classes demo test test-all test-alone golden test-storage test-kafka test-lake test-suites test-yarn soak coverage test-spark mutants mutation bench bench-quick bench-s3 lint lint-python lint-scala format docs wheel release test-release test-lowest audit clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -125,6 +125,10 @@ test-lake: $(READY) .spark/$(LAKE_SPARK)/.ready ## run the tests of queries to D
 	FETCH_SECONDS=$(FETCH_SECONDS) $(call with_spark,$(LAKE_SPARK)) $(PY) -m tests.support.services.fetch delta iceberg
 	FETCH_SECONDS=0 $(call with_spark,$(LAKE_SPARK)) $(PY) -m pytest -m lake tests/system/lake
 
+test-yarn: jar $(CLASSES) ## run queries on a YARN cluster, in client mode and as spark-submit starts them in cluster mode
+	FETCH_SECONDS=$(FETCH_SECONDS) $(PY) -m tests.support.services.fetch yarn
+	FETCH_SECONDS=0 $(PY) -m pytest -m yarn tests/system/yarn
+
 soak: jar $(CLASSES) ## run the long tests too: more examples, more batches
 	HYPOTHESIS_PROFILE=soak $(PY) -m pytest $(SHARED) -m '(soak or not soak) and not alone' --timeout 14400
 	HYPOTHESIS_PROFILE=soak $(PY) -m pytest -m alone
@@ -132,6 +136,7 @@ soak: jar $(CLASSES) ## run the long tests too: more examples, more batches
 	$(MAKE) test-spark SPARK=4.2
 	$(MAKE) test-suites SUITES=all
 	$(MAKE) test-lake
+	$(MAKE) test-yarn
 
 # The oldest version of each direct dependency that pyproject.toml admits, in an environment of their own.
 build/lowest/.ready: pyproject.toml | $(READY)

@@ -111,7 +111,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Tests with an opt-in marker run only if that marker is named.
     """
     tier = config.getoption("--tier")
-    opt_in = ("kafka", "lake", "soak", "storage", "suites")
+    opt_in = ("kafka", "lake", "soak", "storage", "suites", "yarn")
     unnamed = [marker for marker in opt_in if marker not in config.getoption("-m")]
     slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
     # Two workers end at about the same time if the last files are short.

@@ -19,6 +19,7 @@ from tests.support.services.lake import iceberg as fetch_iceberg
 from tests.support.services.minio import fetch as fetch_minio
 from tests.support.services.service import ServiceUnavailableError
 from tests.support.services.spark_suites import fetch as fetch_spark_suites
+from tests.support.services.yarn import fetch as fetch_yarn
 
 _FETCHES: Final[Mapping[str, Callable[[], object]]] = {
     "minio": fetch_minio,
@@ -29,6 +30,7 @@ _FETCHES: Final[Mapping[str, Callable[[], object]]] = {
     "delta": fetch_delta,
     "iceberg": fetch_iceberg,
     "spark-suites": fetch_spark_suites,
+    "yarn": fetch_yarn,
 }
 
 
