@@ -62,7 +62,7 @@ class Yarn:
 
     def logs(self, characters: int = _LOG_CHARACTERS) -> str:
         """Return the ends of the logs of containers that have ended or still run."""
-        paths = sorted(path for path in self.directory.glob("**/container_*/std*") if path.is_file())
+        paths = sorted(self.directory.glob("*/*/*-logDir-nm-*/application_*/container_*/std*"))
         return "\n".join(
             f"{path.parent.name}/{path.name}:\n{path.read_text(errors='replace')[-characters:]}"
             for path in paths

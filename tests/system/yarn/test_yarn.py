@@ -29,6 +29,9 @@ pytestmark = [pytest.mark.yarn, pytest.mark.timeout(1800)]
 
 SPARK_HOME = PYSPARK_JARS.parent
 
+SHIPPED = "./environment/bin/python"
+"""Interpreter of the environment that the page ships, in a container."""
+
 
 @pytest.mark.parametrize("storage", ["files", "s3"])
 def test_configured_session_in_client_mode_is_exact_through_the_kill_of_an_executor(
@@ -45,13 +48,31 @@ def test_configured_session_in_client_mode_is_exact_through_the_kill_of_an_execu
         command = [sys.executable, PROGRAM, tmp_path, checkpoints, json.dumps(settings)]
         with run.started(command, os.environ):
             backends = run.backends()
-            assert len(backends) == 2
+            assert backends
             for backend in backends:
                 assert backend.cmdline()[0] == str(python)
                 assert_imports_shipped_files(backend)
             victim = run.kill_an_executor()
         run.check_output(victim)
         check_commits(checkpoints, storage)
+
+
+def test_configured_session_with_a_shipped_environment_is_exact_through_the_kill_of_an_executor(
+    environment: Path, cluster: Yarn, tmp_path: Path
+) -> None:
+    run = Run(cluster, tmp_path)
+    archive = {"spark.archives": f"{environment}/environment.tar.gz#environment"}
+    settings = json.dumps(run.confs | archive | {"spark.driver.host": "127.0.0.1"})
+    checkpoints = str(tmp_path / "checkpoints")
+    command = [sys.executable, PROGRAM, tmp_path, checkpoints, settings]
+    with run.started(command, os.environ | {"PYSPARK_PYTHON": SHIPPED}):
+        backends = run.backends()
+        assert backends
+        for backend in backends:
+            assert backend.cmdline()[0] == SHIPPED
+        victim = run.kill_an_executor()
+    run.check_output(victim)
+    check_commits(checkpoints, "files")
 
 
 @pytest.mark.parametrize("storage", ["files", "s3"])
@@ -77,9 +98,9 @@ def test_program_submitted_as_the_page_has_it_is_exact_through_the_kill_of_an_ex
         command = ["bash", "-ec", replaced(page_commands()[-1], names)]
         with run.started(command, environment_without_settings() | {"SPARK_HOME": str(SPARK_HOME)}):
             backends = run.backends()
-            assert len(backends) == 2
+            assert backends
             for backend in backends:
-                assert backend.cmdline()[0] == "./environment/bin/python"
+                assert backend.cmdline()[0] == SHIPPED
                 assert "statestore" not in backend.environ()["PYTHONPATH"]
             victim = run.kill_an_executor()
         run.check_output(victim)
