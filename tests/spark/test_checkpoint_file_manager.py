@@ -301,7 +301,9 @@ def test_stopped_query_waits_for_the_file_that_it_writes(spark: Any, tmp_path: P
 def test_missing_interpreter_is_an_error_with_the_way_back_to_hadoop(spark: Any, tmp_path: Path) -> None:
     session = session_of(spark)
     session.conf.set(OPTION_PREFIX + "driverPython", "/nowhere/python3")
-    with pytest.raises(Exception, match=r"'/nowhere/python3' cannot be run.*spark_files='hadoop'"):
+    with pytest.raises(
+        Exception, match=r"'/nowhere/python3' cannot be run.*driverPython.*spark_files='hadoop'"
+    ):
         start_counting(session, tmp_path)
     assert list(tmp_path.iterdir()) == []
 

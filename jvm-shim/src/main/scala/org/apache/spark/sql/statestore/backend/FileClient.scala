@@ -107,7 +107,8 @@ private[statestore] final class FileClient(val backend: Backend, options: Backen
         throw new FileAlreadyExistsException(e.getMessage)
       case e: BackendException if Unusable(e.kind) =>
         throw new BackendException(e.kind, s"${e.getMessage} On the driver the backend reads and writes Spark's own files " +
-          "of a checkpoint; configure(..., spark_files='hadoop'), or a session without " +
+          "of a checkpoint, by default with the interpreter of the executors: " +
+          "spark.sql.streaming.stateStore.backend.driverPython names another one. configure(..., spark_files='hadoop'), or a session without " +
           "spark.sql.streaming.checkpointFileManagerClass, leaves them to Hadoop.", e)
     }
 
