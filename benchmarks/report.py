@@ -22,6 +22,7 @@ _EXPLANATIONS: dict[str, list[str]] = {
         "batch of 10,000 rows, 100,000 to 5,000,000 keys",
     ],
     "A commit compresses, and sends to another process": ["commit of 10,000 rows", "commit of 100,000 rows"],
+    "A removal of an absent key looks it up": ["Spark's benchmark: delete, 0 %"],
     "A load builds an index": [
         *(f"cold load of 1,000,000 rows after {deltas} deltas" for deltas in (0, 50)),
         *(f"time of a load, {work}" for work in _AMPLIFIED),
