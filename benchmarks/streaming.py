@@ -252,7 +252,7 @@ class RunningQuery:
             stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
             self._query = (
                 comparison.build(stream.parquet(str(self._watched)))
-                .transform(_observed)
+                .transform(observe_output)
                 .writeStream.outputMode(comparison.mode)
                 .option("checkpointLocation", location)
                 .format("noop")
@@ -305,7 +305,7 @@ def processor_times() -> dict[psutil.Process, float]:
     return times
 
 
-def _observed(output: Any) -> Any:
+def observe_output(output: Any) -> Any:
     from pyspark.sql import functions as F
 
     # Remainders, since a sum of hashes would overflow.

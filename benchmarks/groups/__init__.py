@@ -37,6 +37,12 @@ GROUPS: dict[str, Group] = {
         90,
         ("operators", "limit", "merges"),
     ),
+    "nexmark": Group(
+        "Nexmark's queries beside Spark's stores: processor time, memory, disk, restart",
+        40,
+        ("nexmark",),
+        by_default=False,
+    ),
     "jobs": Group(
         "scheduled jobs: new processes that run a few batches", 75, ("first_minutes",), by_default=False
     ),

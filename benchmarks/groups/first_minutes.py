@@ -142,11 +142,11 @@ def table_of(work: Work, jobs: dict[tuple[str, str], list[Job]]) -> str:
     return report.table(work.name, header, rows)
 
 
-def session(store: str, root: Path) -> Any:
+def session(store: str, root: Path, memory: str = "1g") -> Any:
     """Return the session of a job: as its user starts it."""
     import spark_statestore
 
-    builder = local_builder("job", memory="1g", with_hadoop_defaults=True).config(
+    builder = local_builder("job", memory=memory, with_hadoop_defaults=True).config(
         "spark.local.dir", str(root / "local")
     )
     if store in UNFORKED_RIVALS or store == LIMIT:
