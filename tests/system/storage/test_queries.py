@@ -8,19 +8,16 @@ from typing import Any
 import pytest
 
 from spark_statestore.files import open_file_system
+from tests.support.effort import EFFORT
 from tests.system.object_stores.whole_checkpoint_runs import Outputs, Runs, outputs
 from tests.unit.cli.another_process import run_elsewhere
 
 pytestmark = pytest.mark.storage
 
-QUERIES = (
-    "aggregation, update mode",
-    "dropDuplicates",
-    "outer join",
-    "session windows",
-    "applyInPandasWithState, event time",
-    "transformWithState, Scala, timers",
-)
+QUERIES: tuple[str, ...] = ("aggregation, update mode", "outer join", "transformWithState, Scala, timers")
+if EFFORT > 1:
+    # Left to HYPOTHESIS_PROFILE=soak: a service sees the same requests.
+    QUERIES += ("dropDuplicates", "session windows", "applyInPandasWithState, event time")
 
 WRITTEN, KILLED, ALL = range(2), range(3), range(4)
 """Batches before the restart, before the kill, and all."""
