@@ -39,7 +39,7 @@ GROUPS: dict[str, Group] = {
     ),
     "nexmark": Group(
         "Nexmark's queries beside Spark's stores: processor time, memory, disk, restart",
-        40,
+        25,
         ("nexmark",),
         by_default=False,
     ),

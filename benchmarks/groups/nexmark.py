@@ -46,7 +46,7 @@ class Work:
     """Number of events in a file and of files, events in a second, partitions, and heap."""
 
     rows: int = 100_000
-    files: int = 30
+    files: int = 20
     rate: int = 5_000
     partitions: int = 8
     memory: str = "6g"
