@@ -97,8 +97,12 @@ class Output:
         The bar is indeterminate until the first report.
         """
         console = _console(sys.stderr)
+        if not console.is_terminal:
+            # A bar that is disabled ends with an empty line before rich 14.3.
+            yield lambda completed, total, message=None: None
+            return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        with Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task(description, total=None)
             yield lambda completed, total, message=None: bar.update(
                 task, completed=completed, total=total, description=message
