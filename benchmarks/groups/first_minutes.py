@@ -95,15 +95,15 @@ def start(store: str, root: Path, work: Work) -> Job:
     """Run one job in a process of its own."""
     parameters = {"store": store, "root": str(root), "partitions": work.partitions, "batches": work.batches}
     began = time.monotonic()
-    process = subprocess.run(
-        [sys.executable, "-m", __name__, json.dumps(parameters)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    figures: Job = json.loads(process.stdout.splitlines()[-1])
-    return figures | {"process": time.monotonic() - began}
+    return run_job(__name__, parameters) | {"process": time.monotonic() - began}
+
+
+def run_job(module: str, parameters: dict[str, Any]) -> Job:
+    """Run a module as a job in a process of its own, and return the figures that it prints."""
+    command = [sys.executable, "-m", module, json.dumps(parameters)]
+    process = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    job: Job = json.loads(process.stdout.splitlines()[-1])
+    return job
 
 
 def seconds(jobs: list[Job], figure: str) -> float:
@@ -142,8 +142,8 @@ def table_of(work: Work, jobs: dict[tuple[str, str], list[Job]]) -> str:
     return report.table(work.name, header, rows)
 
 
-def session(store: str, root: Path, memory: str = "1g") -> Any:
-    """Return the session of a job: as its user starts it."""
+def session(store: str, root: Path, partitions: int, memory: str = "1g") -> Any:
+    """Return the session of a job: as its user starts it, with a store for its queries."""
     import spark_statestore
 
     builder = local_builder("job", memory=memory, with_hadoop_defaults=True).config(
@@ -157,20 +157,28 @@ def session(store: str, root: Path, memory: str = "1g") -> Any:
     if store in UNFORKED_RIVALS:
         for key, value in UNFORKED_FILES.items():
             spark.conf.set(key, value)
+    spark.sparkContext.setLogLevel("ERROR")
+    config = config_of(store)
+    spark.conf.set("spark.sql.shuffle.partitions", partitions)
+    spark.conf.set(f"{PREFIX}providerClass", config.provider)
+    for key, value in config.settings.items():
+        spark.conf.set(PREFIX + key, value)
     return spark
+
+
+def processor_seconds() -> float:
+    """Return the processor time of this process and those that it has started."""
+    own = psutil.Process().cpu_times()
+    seconds: float = own.user + own.system + sum(processor_times().values()) / 1000
+    return seconds
 
 
 def main() -> None:
     """Be a job."""
     parameters = json.loads(sys.argv[1])
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    store, root = config_of(parameters["store"]), Path(parameters["root"])
-    spark = session(parameters["store"], root)
-    spark.sparkContext.setLogLevel("ERROR")
-    spark.conf.set("spark.sql.shuffle.partitions", parameters["partitions"])
-    spark.conf.set(f"{PREFIX}providerClass", store.provider)
-    for key, value in store.settings.items():
-        spark.conf.set(PREFIX + key, value)
+    root = Path(parameters["root"])
+    spark = session(parameters["store"], root, parameters["partitions"])
     began = time.monotonic()
     stream = spark.readStream.schema("k long, ts timestamp, v long").option("maxFilesPerTrigger", 1)
     query = (
@@ -186,8 +194,7 @@ def main() -> None:
     progress = [p for p in query.recentProgress if p["numInputRows"]]
     if len(progress) != parameters["batches"]:
         raise RuntimeError(f"{len(progress)} batches ran, and not {parameters['batches']}")
-    own = psutil.Process().cpu_times()
-    processor = own.user + own.system + sum(processor_times().values()) / 1000
+    processor = processor_seconds()
     spark.stop()
     print(json.dumps({"query": query_seconds, "processor": processor}), flush=True)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -17,14 +16,13 @@ import psutil
 import pyarrow.parquet as pq
 
 from benchmarks import report
-from benchmarks.groups.first_minutes import session
-from benchmarks.nexmark.events import Generator
+from benchmarks.groups.first_minutes import Job, processor_seconds, run_job, session
+from benchmarks.nexmark.events import FIRST_EVENT, Generator
 from benchmarks.nexmark.standard import QUERIES
 from benchmarks.report import Criterion, Result, figures
 from benchmarks.sessions import log
-from benchmarks.stores import OURS, PREFIX, UNFORKED_RIVALS
-from benchmarks.streaming import config_of, observe_output, processor_times
-from tests.support.paths import ROOT
+from benchmarks.stores import OURS, UNFORKED_RIVALS
+from benchmarks.streaming import observe_output
 
 STORES = (OURS, *UNFORKED_RIVALS)
 LARGE = 1_000_000
@@ -54,9 +52,6 @@ class Work:
 
 FULL, QUICK = Work(), Work(rows=20_000, files=3, rate=1_000, partitions=2, memory="2g")
 
-Job = dict[str, float]
-"""Figures of a job."""
-
 
 def run(scratch: Path, quick: bool) -> Result:
     """Run every query on each store."""
@@ -65,10 +60,8 @@ def run(scratch: Path, quick: bool) -> Result:
     events.mkdir()
     generator = Generator(rate=work.rate)
     for number in range(work.files + 1):
-        # Numbers from 0 on would begin without persons and auctions.
-        pq.write_table(
-            generator.table(LARGE + number * work.rows, work.rows), events / f"{number:03}.parquet"
-        )
+        table = generator.table(FIRST_EVENT + number * work.rows, work.rows)
+        pq.write_table(table, events / f"{number:03}.parquet")
     about = ABOUT.format(events=work.rows * work.files, **vars(work))
     tables, criteria = [about.replace("\n", " ")], []
     for name in QUERIES:
@@ -91,18 +84,10 @@ def jobs_of(scratch: Path, query: str, store: str, work: Work) -> tuple[Job, Job
     for files in (range(work.files), range(work.files, work.files + 1)):
         for number in files:
             (root / f"input/{number:03}.parquet").hardlink_to(scratch / f"events/{number:03}.parquet")
-        jobs.append(start(query, store, root, work))
+        parameters = {"query": query, "store": store, "root": str(root)} | vars(work)
+        jobs.append(run_job(__name__, parameters))
     log(f"{query}, {store}: {jobs[0]['query']:.1f} s, restart {jobs[1]['query']:.1f} s")
     return jobs[0], jobs[1]
-
-
-def start(query: str, store: str, root: Path, work: Work) -> Job:
-    """Run one job in a process of its own."""
-    parameters = {"query": query, "store": store, "root": str(root)} | vars(work)
-    command = [sys.executable, "-m", __name__, json.dumps(parameters)]
-    process = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    job: Job = json.loads(process.stdout.splitlines()[-1])
-    return job
 
 
 def judge(name: str, jobs: dict[str, tuple[Job, Job]]) -> list[Criterion]:
@@ -161,15 +146,10 @@ def main() -> None:
     """Be a job."""
     parameters = json.loads(sys.argv[1])
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    store, root = config_of(parameters["store"]), Path(parameters["root"])
+    root = Path(parameters["root"])
     watch = MemoryWatch()
-    spark = session(parameters["store"], root, parameters["memory"])
-    spark.sparkContext.setLogLevel("ERROR")
-    spark.conf.set("spark.sql.shuffle.partitions", parameters["partitions"])
+    spark = session(parameters["store"], root, parameters["partitions"], parameters["memory"])
     spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", 1000)
-    spark.conf.set(f"{PREFIX}providerClass", store.provider)
-    for key, value in store.settings.items():
-        spark.conf.set(PREFIX + key, value)
     files = str(root / "input")
     schema = spark.read.parquet(files).schema
     began = time.monotonic()
@@ -186,10 +166,9 @@ def main() -> None:
     seconds = time.monotonic() - began
     progress = query.recentProgress
     outputs = [p["observedMetrics"]["output"] for p in progress]
-    own = psutil.Process().cpu_times()
     job = {
         "query": seconds,
-        "processor": own.user + own.system + sum(processor_times().values()) / 1000,
+        "processor": processor_seconds(),
         "memory": watch.stop() / 1e6,
         "disk": sum(_of_processes(lambda process: process.io_counters().write_bytes)) / 1e6,
         "rows": max(sum(operator["numRowsTotal"] for operator in p["stateOperators"]) for p in progress),

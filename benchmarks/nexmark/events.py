@@ -20,7 +20,8 @@ CYCLE = PERSONS + AUCTIONS + BIDS
 START = datetime(2024, 1, 1, tzinfo=UTC)
 FIRST_ID = 1000
 
-_FIRST_EVENT = 1_000_000
+FIRST_EVENT = 1_000_000
+"""Number of the first event of a run: persons and auctions already exist."""
 
 _TIME = pa.timestamp("us", tz="UTC")
 _PERSON = {"id": pa.int64(), "name": pa.string(), "city": pa.string(), "state": pa.string()}
@@ -144,8 +145,7 @@ class Generator:
 
 def input_table(fill: int, rows: int, batch: int) -> pa.Table:
     """Return the events of a batch: `fill` in the first one, which fills the state, then `rows`."""
-    # Persons and auctions already exist.
-    first = _FIRST_EVENT if batch == 0 else _FIRST_EVENT + fill + (batch - 1) * rows
+    first = FIRST_EVENT if batch == 0 else FIRST_EVENT + fill + (batch - 1) * rows
     return Generator().table(first, rows if batch else fill)
 
 

@@ -42,7 +42,7 @@ _SETTINGS: Final = {
     "yarn.scheduler.capacity.maximum-am-resource-percent": "1",
 }
 
-# What programs that submit applications, and the containers, find the resource manager by.
+# Clients and containers find the resource manager by them.
 _ADDRESSES: Final = ("yarn.resourcemanager.address", "yarn.resourcemanager.scheduler.address")
 
 
