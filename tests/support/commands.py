@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from tests.support.paths import ROOT
 
 
 def run(
@@ -21,3 +24,11 @@ def run(
     )
     assert may_fail or result.returncode == 0, f"{result.stdout[-2000:]}\n{result.stderr[-5000:]}"
     return result
+
+
+def build_wheel(directory: Path) -> Path:
+    """Build the wheel of this checkout in an empty directory, and return its path."""
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    run([*command, "--wheel-dir", directory, ROOT], timeout=600)
+    (path,) = directory.glob("*.whl")
+    return path

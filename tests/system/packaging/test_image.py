@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from packaging.specifiers import SpecifierSet
 
 from spark_statestore import __version__
 from spark_statestore._version import SUPPORTED_SPARK, minor_of
-from tests.support.commands import run
+from tests.support.commands import build_wheel, run
 from tests.support.paths import ROOT
 from tests.system.examples.test_conf import settings
 
@@ -178,8 +177,7 @@ def base(buildah: Buildah) -> str:
 def context(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a build context with the wheel of this checkout."""
     directory = tmp_path_factory.mktemp("context")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    run([*command, "--wheel-dir", directory, ROOT], timeout=600)
+    build_wheel(directory)
     return directory
 
 

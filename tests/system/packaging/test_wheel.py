@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 
 from spark_statestore import __version__
 from tests.support.bare import environment_without_settings
-from tests.support.commands import run
+from tests.support.commands import build_wheel, run
 from tests.support.paths import ROOT, SPARK_MINOR
 from tests.system.examples.test_conf import keys_of_a_query_on_s3
 
@@ -29,11 +29,7 @@ JAR = f"spark_statestore/jars/spark-statestore-spark-{SPARK_MINOR}.jar"
 
 @pytest.fixture(scope="module")
 def wheel(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*command, "--wheel-dir", str(target), str(ROOT)], check=True)
-    (path,) = target.glob("*.whl")
-    return path
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 def test_wheel_has_only_the_package_and_the_jar(wheel: Path) -> None:
