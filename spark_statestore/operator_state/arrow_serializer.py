@@ -34,6 +34,10 @@ _BINARIES: Final = (pa.binary(), pa.large_binary())
 
 _SHOWN: Final = 80
 
+# Before, it takes NumPy's scalars only.
+_PYARROW_OF_HALF_FLOATS: Final = 21
+_PYARROW: Final = int(pa.__version__.split(".")[0])
+
 
 class ArrowSerializer(StateSerializer[Any]):
     """Python values of an Arrow type, as `pyarrow.Scalar.as_py` gives them.
@@ -58,7 +62,7 @@ class ArrowSerializer(StateSerializer[Any]):
     Raises
     ------
     TypeError
-        If the type has no encoding.
+        If the type has no encoding, or has half floats inside and pyarrow is older than 21.
     """
 
     def __init__(self, type_: pa.DataType) -> None:
@@ -174,6 +178,17 @@ def _check_encodable(type_: pa.DataType, schema: pa.Schema) -> None:
             f"values of the Arrow type {type_} have no encoding of their own. Use the type that is behind "
             "it, or write a StateSerializer."
         )
+    if type_.num_fields and _PYARROW < _PYARROW_OF_HALF_FLOATS and _has_half_floats(type_):
+        raise TypeError(
+            f"pyarrow {pa.__version__} makes no {type_} of Python's floats. Install pyarrow "
+            f"{_PYARROW_OF_HALF_FLOATS} or later, or use pyarrow.float32()."
+        )
+
+
+def _has_half_floats(type_: pa.DataType) -> bool:
+    return pa.types.is_float16(type_) or any(
+        _has_half_floats(type_.field(number).type) for number in range(type_.num_fields)
+    )
 
 
 def _type_of(snapshot: SerializerSnapshot) -> pa.DataType:
