@@ -37,7 +37,12 @@ if TYPE_CHECKING:
 )
 @parameters.batch
 @parameters.partitions
-@parameters.checkpoint_format
+@click.option(
+    "--checkpoint-format",
+    type=click.IntRange(1, 2),
+    metavar="1|2",
+    help="Spark's checkpoint format of TARGET.  [default: that of SOURCE; 1 with --to hdfs]",
+)
 @parameters.stopped
 @parameters.dry_run
 @parameters.checkpoints_dir

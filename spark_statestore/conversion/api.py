@@ -19,6 +19,7 @@ from spark_statestore.conversion.providers import (
     provider_for,
     require_known,
     require_target,
+    target_format,
 )
 from spark_statestore.conversion.result import Conversion, ConvertedState
 from spark_statestore.conversion.space import require_space, state_bytes
@@ -28,7 +29,6 @@ from spark_statestore.options import PROVIDER_KEY
 from spark_statestore.query.running import ActivityCheck
 from spark_statestore.savepoints.copy import CheckpointCopy
 from spark_statestore.savepoints.new_location import SCRATCH, new_location, require_empty
-from spark_statestore.savepoints.restore import require_format
 from spark_statestore.storage import (
     CheckpointStorageLocationReference,
     decode_path_from_reference,
@@ -85,7 +85,8 @@ def convert(
     checkpoints_dir
         The option ``checkpointsDir`` of the query, if its state is in this store and the option was set.
     checkpoint_format
-        2 for a target in Spark's checkpoint format v2, whatever the source has; by default the source's.
+        1 or 2 for a target in this format of Spark's checkpoints, whatever the source has; by default the
+        source's, and 1 for ``hdfs``, which has no other.
     progress
         Called about twice a second from another thread, see `spark_statestore.conversion.job.Progress`.
 
@@ -107,7 +108,7 @@ def convert(
     CheckpointError, StorageError
         If a file cannot be read or written.
     OptionError
-        If `to` is none of the three, or `checkpoint_format` is not 2.
+        If `to` is none of the three, or `checkpoint_format` is neither 1 nor 2.
     ValueError
         If `partitions` is less than one.
 
@@ -116,7 +117,6 @@ def convert(
     >>> spark_statestore.convert(spark, "/checkpoints/orders", "/checkpoints/orders-2")  # doctest: +SKIP
     """
     require_target(to)
-    require_format(checkpoint_format)
     if partitions is not None and partitions < 1:
         raise ValueError(f"the number of partitions is {partitions}, but it must be at least 1")
     begun = time.monotonic()
@@ -124,8 +124,9 @@ def convert(
     activity = ActivityCheck(origin.checkpoint)
     require_known(origin.operators)
     origin.require_encoding()
-    with_ids = checkpoint_format == 2 or origin.ids is not None
-    provider = provider_for(to, origin.operators, has_ids=with_ids)
+    target_checkpoint_format = target_format(to, checkpoint_format, has_ids=origin.ids is not None)
+    with_ids = target_checkpoint_format == 2
+    provider = provider_for(to, origin.operators)
     if is_own(origin.provider) and is_own(provider):
         raise ConversionError(
             f"the state of {origin.checkpoint.url} is in the state store {origin.provider} already. "
@@ -149,7 +150,7 @@ def convert(
         "provider": provider,
         "batch": origin.batch,
         "watermark_ms": int(origin.commit.metadata.get("nextBatchWatermarkMs", 0)),
-        "checkpoint_format": 2 if with_ids else 1,
+        "checkpoint_format": target_checkpoint_format,
         "source_bytes": size,
     }
     if dry_run:
@@ -223,7 +224,7 @@ class _Run:
         This store knows Spark's partitioning.
         """
         own = self._source
-        own_provider = provider_for("statestore", own.operators, has_ids=self._with_ids)
+        own_provider = provider_for("statestore", own.operators)
         scratch = join(decode_path_from_reference(self._target), SCRATCH)
         if not is_own(own.provider):
             converted = encode_path_as_reference(join(scratch, "converted"))

@@ -58,7 +58,22 @@ def require_known(operators: Sequence[StatefulOperator]) -> None:
             )
 
 
-def provider_for(to: str, operators: Sequence[StatefulOperator], *, has_ids: bool) -> str:
+def target_format(to: str, checkpoint_format: int | None, *, has_ids: bool) -> int:
+    """Return the checkpoint format of a target, or raise `OptionError` if there is no such format.
+
+    By default it is that of the source, of which `has_ids` is the format v2; HDFSBacked has v1 alone.
+    """
+    if checkpoint_format not in (None, 1, 2):
+        raise OptionError(f"the checkpoint format is {checkpoint_format!r}, but it must be 1 or 2.")
+    if checkpoint_format == 2 and to == "hdfs":
+        raise ConversionError(
+            "Spark's HDFSBackedStateStoreProvider does not support state checkpoint format 2. Convert to "
+            "rocksdb, or leave the format out; nothing was changed."
+        )
+    return checkpoint_format or (2 if has_ids and to != "hdfs" else 1)
+
+
+def provider_for(to: str, operators: Sequence[StatefulOperator]) -> str:
     """Return the class of a target's provider, or raise if it cannot hold the state."""
     if to == "statestore":
         return PROVIDER_CLASS
@@ -70,9 +85,4 @@ def provider_for(to: str, operators: Sequence[StatefulOperator], *, has_ids: boo
                 f"operator {operator.id} ({operator.name}) keeps several column families in one store, which "
                 "Spark's HDFSBackedStateStoreProvider cannot. Convert to rocksdb; nothing was changed."
             )
-    if has_ids:
-        raise ConversionError(
-            "Spark's HDFSBackedStateStoreProvider does not support state checkpoint format 2, which the "
-            "query has or is to get. Convert to rocksdb; nothing was changed."
-        )
     return _HDFS

@@ -118,6 +118,11 @@ class CommitEntry:
         version = "v2" if self.version == "v1" else self.version
         return replace(self, version=version, metadata={**self.metadata, "stateUniqueIds": ids_by_operator})
 
+    def without_state_ids(self) -> CommitEntry:
+        """Return the entry in checkpoint format v1."""
+        metadata = {name: value for name, value in self.metadata.items() if name != "stateUniqueIds"}
+        return replace(self, version="v1", metadata=metadata)
+
 
 def _decode(data: bytes, where: str) -> tuple[str, dict[str, Any], tuple[str, ...]]:
     try:

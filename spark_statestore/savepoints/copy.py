@@ -144,11 +144,13 @@ class CheckpointCopy:
         """Write all files but `write_logs`'s and `publish`'s.
 
         Without `state`, the stores were written before: `state_ids` has their checkpoint ids by operator,
-        partition and store.
+        partition and store, or is None in checkpoint format v1.
         """
-        commit = self._commit if state_ids is None else self._commit.with_state_ids(state_ids)
+        commit = self._commit
         operators = list(self._stateful.operator_files(self._state_batch))
-        if state:
+        if not state:
+            commit = commit.without_state_ids() if state_ids is None else commit.with_state_ids(state_ids)
+        else:
             count_store = self._counted(sum(self._store_count(stateful) for _, stateful in operators))
             ids = {stateful.id: self._write_stores(stateful, count_store) for _, stateful in operators}
             if self._with_ids or commit.state_ids is not None:

@@ -234,14 +234,26 @@ def test_conversion_to_other_partitions_continues_query(
 
 @pytest.mark.spark
 @pytest.mark.parametrize("options", [{}, {"partitions": 3}], ids=["same partitions", "others"])
+@pytest.mark.parametrize(
+    ("to", "target_format", "checkpoint_format"),
+    [("rocksdb", None, 2), ("rocksdb", 1, 1), ("hdfs", None, 1)],
+    ids=["to RocksDB", "to RocksDB in v1", "to HDFSBacked"],
+)
 def test_query_continues_after_its_conversion_to_another_format(
-    spark: Any, tmp_path: Path, recordings: Recordings, options: Mapping[str, Any]
+    spark: Any,
+    tmp_path: Path,
+    recordings: Recordings,
+    options: Mapping[str, Any],
+    to: str,
+    target_format: int | None,
+    checkpoint_format: int,
 ) -> None:
     query = Converted(spark, tmp_path, recordings, "aggregation, update mode", SPARKS, 1)
     query.run(0, 1)
     assert query.convert("statestore", checkpoint_format=2, **options).checkpoint_format == 2
     query.run(2)
-    assert query.convert("rocksdb").checkpoint_format == 2
+    conversion = query.convert(to, checkpoint_format=target_format, **options)
+    assert conversion.checkpoint_format == checkpoint_format
     query.run(3)
 
 

@@ -206,7 +206,6 @@ def test_convert_refuses_too_little_space(
     ("name", "checkpoint_format", "target_format", "pattern"),
     [
         ("outer join, state format 3", 1, None, r"\(symmetricHashJoin\) keeps several column families"),
-        ("aggregation, update mode", 2, None, "does not support state checkpoint format 2"),
         ("aggregation, update mode", 1, 2, "does not support state checkpoint format 2"),
     ],
 )
