@@ -38,9 +38,9 @@ GROUPS: dict[str, Group] = {
         ("operators", "limit", "merges"),
     ),
     "nexmark": Group(
-        "Nexmark's queries beside Spark's stores: processor time, memory, disk, restart",
-        25,
-        ("nexmark",),
+        "Nexmark's queries beside Spark's stores and Flink: processor time, memory, disk, restart",
+        50,
+        ("nexmark", "nexmark_flink"),
         by_default=False,
     ),
     "jobs": Group(

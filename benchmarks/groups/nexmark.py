@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from benchmarks import report
 from benchmarks.groups.first_minutes import Job, processor_seconds, run_job, session
-from benchmarks.nexmark.events import FIRST_EVENT, Generator
+from benchmarks.nexmark.events import FIRST_EVENT, SCHEMA, Generator
 from benchmarks.nexmark.standard import QUERIES
 from benchmarks.report import Criterion, Result, figures
 from benchmarks.sessions import log
@@ -50,7 +50,7 @@ class Work:
     memory: str = "6g"
 
 
-FULL, QUICK = Work(), Work(rows=20_000, files=3, rate=1_000, partitions=2, memory="2g")
+FULL, QUICK = Work(), Work(rows=20_000, files=3, rate=100, partitions=2, memory="2g")
 
 
 def run(scratch: Path, quick: bool) -> Result:
@@ -130,10 +130,11 @@ class MemoryWatch:
 
     def _watch(self) -> None:
         while not self._end.wait(0.5):
-            self.most = max(self.most, sum(_of_processes(lambda process: process.memory_info().rss)))
+            self.most = max(self.most, sum(of_processes(lambda process: process.memory_info().rss)))
 
 
-def _of_processes(figure: Any) -> list[int]:
+def of_processes(figure: Any) -> list[Any]:
+    """Return a figure of this process and of each one that it has started."""
     own = psutil.Process()
     values = []
     for process in (own, *own.children(recursive=True)):
@@ -142,26 +143,26 @@ def _of_processes(figure: Any) -> list[int]:
     return values
 
 
-def main() -> None:
-    """Be a job."""
-    parameters = json.loads(sys.argv[1])
+def run_query(parameters: dict[str, Any], source: Any, sink: Any) -> Job:
+    """Run a query in a session of its own, and return the figures of this process.
+
+    Parameters
+    ----------
+    source
+        Returns the events, of a session's stream reader and the directory of the input.
+    sink
+        Takes the query's output, and returns a stream writer without a checkpoint.
+    """
     os.environ["PYSPARK_PYTHON"] = sys.executable
     root = Path(parameters["root"])
     watch = MemoryWatch()
     spark = session(parameters["store"], root, parameters["partitions"], parameters["memory"])
     spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", 1000)
-    files = str(root / "input")
-    schema = spark.read.parquet(files).schema
     began = time.monotonic()
-    events = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(files)
-    query = (
-        QUERIES[parameters["query"]](events)
-        .transform(observe_output)
-        .writeStream.option("checkpointLocation", str(root / "checkpoint"))
-        .format("noop")
-        .trigger(availableNow=True)
-        .start()
-    )
+    events = source(spark.readStream.option("maxFilesPerTrigger", 1), str(root / "input"))
+    output = QUERIES[parameters["query"]](events).transform(observe_output)
+    checkpoint = str(root / "checkpoint")
+    query = sink(output).option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
     query.awaitTermination()
     seconds = time.monotonic() - began
     progress = query.recentProgress
@@ -170,12 +171,25 @@ def main() -> None:
         "query": seconds,
         "processor": processor_seconds(),
         "memory": watch.stop() / 1e6,
-        "disk": sum(_of_processes(lambda process: process.io_counters().write_bytes)) / 1e6,
+        "disk": sum(of_processes(lambda process: process.io_counters().write_bytes)) / 1e6,
         "rows": max(sum(operator["numRowsTotal"] for operator in p["stateOperators"]) for p in progress),
         "output": sum(output["rows"] for output in outputs),
         "hash": sum(output["hash"] or 0 for output in outputs),
     }
     spark.stop()
+    return job
+
+
+def main() -> None:
+    """Be a job."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    schema = from_arrow_schema(SCHEMA)
+    job = run_query(
+        json.loads(sys.argv[1]),
+        lambda reader, directory: reader.schema(schema).parquet(directory),
+        lambda output: output.writeStream.format("noop"),
+    )
     print(json.dumps(job), flush=True)
 
 

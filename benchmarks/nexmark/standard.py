@@ -96,7 +96,7 @@ def q8(events: Any) -> Any:
 
 def q9(events: Any) -> Any:
     """Winning bids: the highest valid bid of each auction that has ended."""
-    return _winning_bids(events).select("id", "category", "highest")
+    return _winning_bids(events).selectExpr("window.end as final", "id", "category", "highest")
 
 
 def q11(events: Any) -> Any:
