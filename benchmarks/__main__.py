@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 
 from benchmarks import groups, report
-from benchmarks.report import Result
+from benchmarks.report import Criterion, Result
 from benchmarks.sessions import log
 
 RESULTS = Path(__file__).parent / "results"
@@ -56,17 +56,25 @@ def main() -> int:
             continue
         log(f"{part}: {time.monotonic() - start:.0f} s")
         print(f"\n## {part}\n\n{results[part].tables}", flush=True)
-    criteria = [criterion for result in results.values() for criterion in result.criteria]
-    summary = report.summary(criteria, failed)
-    print(f"\n{summary}", flush=True)
-    if arguments.save:
-        name = f"{datetime.date.today().isoformat()}-{arguments.save}"
-        tables = [f"## {part}\n\n{result.tables}" for part, result in results.items()]
-        RESULTS.mkdir(exist_ok=True)
-        text = "\n\n".join([f"# {name}", environment, summary, *tables])
-        (RESULTS / f"{name}.md").write_text(f"{text}\n")
+        if arguments.save:
+            # A run of hours may be interrupted.
+            _save(f"{datetime.date.today().isoformat()}-{arguments.save}", environment, results, failed)
+    criteria = _criteria(results)
+    print(f"\n{report.summary(criteria, failed)}", flush=True)
     accepted = arguments.quick or all(criterion.accepted for criterion in criteria)
     return 0 if accepted and not failed else 1
+
+
+def _criteria(results: dict[str, Result]) -> list[Criterion]:
+    return [criterion for result in results.values() for criterion in result.criteria]
+
+
+def _save(name: str, environment: str, results: dict[str, Result], failed: list[str]) -> None:
+    summary = report.summary(_criteria(results), failed)
+    tables = [f"## {part}\n\n{result.tables}" for part, result in results.items()]
+    RESULTS.mkdir(exist_ok=True)
+    text = "\n\n".join([f"# {name}", environment, summary, *tables])
+    (RESULTS / f"{name}.md").write_text(f"{text}\n")
 
 
 def _parts(text: str) -> list[str]:
