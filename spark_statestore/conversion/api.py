@@ -315,7 +315,8 @@ class _Run:
             fsync=True,
             conf={PROVIDER_KEY: provider},
         )
-        copy.write(state=False, state_ids=ids)
+        commit = source.commit.without_state_ids() if ids is None else source.commit.with_state_ids(ids)
+        copy.write(state=False, commit=commit)
         return _TargetState(copy, ids, counts)
 
     def _as_source(self, location: CheckpointStorageLocationReference, state: _TargetState) -> Source:

@@ -138,19 +138,15 @@ class CheckpointCopy:
         self._state_path = join(path_in_its_file_system(target), STATE)
         self._progress: Progress = progress or (lambda completed, total: None)
 
-    def write(
-        self, *, state: bool = True, state_ids: Mapping[int, Sequence[Sequence[str]]] | None = None
-    ) -> None:
+    def write(self, *, state: bool = True, commit: CommitEntry | None = None) -> None:
         """Write all files but `write_logs`'s and `publish`'s.
 
-        Without `state`, the stores were written before: `state_ids` has their checkpoint ids by operator,
-        partition and store, or is None in checkpoint format v1.
+        Without `state`, the stores are left out: they stay in the source, or were written before with the
+        checkpoint ids of `commit`, the entry of the copy's commit log.
         """
-        commit = self._commit
+        commit = commit or self._commit
         operators = list(self._stateful.operator_files(self._state_batch))
-        if not state:
-            commit = commit.without_state_ids() if state_ids is None else commit.with_state_ids(state_ids)
-        else:
+        if state:
             count_store = self._counted(sum(self._store_count(stateful) for _, stateful in operators))
             ids = {stateful.id: self._write_stores(stateful, count_store) for _, stateful in operators}
             if self._with_ids or commit.state_ids is not None:
