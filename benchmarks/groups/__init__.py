@@ -46,6 +46,12 @@ GROUPS: dict[str, Group] = {
     "jobs": Group(
         "scheduled jobs: new processes that run a few batches", 75, ("first_minutes",), by_default=False
     ),
+    "real_time": Group(
+        "Spark's benchmarks of stateful queries in real-time mode, from Kafka to Kafka",
+        30,
+        ("real_time",),
+        by_default=False,
+    ),
     "state": Group(
         "operator state whose snapshot is written beside the sink", 1, ("operator_state",), by_default=False
     ),

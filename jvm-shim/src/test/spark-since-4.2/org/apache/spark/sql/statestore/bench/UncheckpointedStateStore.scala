@@ -19,11 +19,12 @@ import org.apache.spark.sql.types.StructType
  * a batch after one that did not commit, is an error. Rows outlive their provider, which Spark may unload and make
  * anew at any time. A commit counts the version and does not even report it to
  * Spark's coordinator, which only foreachBatch sinks demand. It supports operators that get, put, remove and iterate,
- * in column families too.
+ * in column families too, and in both checkpoint formats.
  */
 final class UncheckpointedStateStoreProvider extends StateStoreProvider {
   private var id: StateStoreId = _
   private var partition: UncheckpointedPartition = _
+  private var hasIds = false
 
   override def init(
       stateStoreId: StateStoreId,
@@ -37,6 +38,7 @@ final class UncheckpointedStateStoreProvider extends StateStoreProvider {
       stateSchemaProvider: Option[StateSchemaProvider]): Unit = {
     id = stateStoreId
     partition = UncheckpointedPartition.of(id)
+    hasIds = storeConfs.enableStateStoreCheckpointIds
   }
 
   override def stateStoreId: StateStoreId = id
@@ -52,7 +54,7 @@ final class UncheckpointedStateStoreProvider extends StateStoreProvider {
           s"${partition.newest} alone${if (partition.isChanged) ", changed by a batch that did not commit" else ""}. " +
           "Start the query anew.")
     }
-    new UncheckpointedStateStore(partition, version)
+    new UncheckpointedStateStore(partition, version, stateStoreCkptId, hasIds)
   }
 
   override def close(): Unit = ()
@@ -90,7 +92,8 @@ private object UncheckpointedPartition {
 
 /** Reads and writes of one batch, in place. */
 private[bench] final class UncheckpointedStateStore(
-    partition: UncheckpointedPartition, override val version: Long) extends StateStore {
+    partition: UncheckpointedPartition, override val version: Long, baseId: Option[String], hasIds: Boolean)
+  extends StateStore {
   import UncheckpointedStateStore._
 
   private val default = partition.family(StateStore.DEFAULT_COL_FAMILY_NAME)
@@ -133,7 +136,8 @@ private[bench] final class UncheckpointedStateStore(
   override def metrics: StateStoreMetrics = StateStoreMetrics(partition.numRows, 0L, Map.empty, Map.empty)
 
   override def getStateStoreCheckpointInfo(): StateStoreCheckpointInfo =
-    StateStoreCheckpointInfo(id.partitionId, version + 1, None, None)
+    StateStoreCheckpointInfo(
+      id.partitionId, version + 1, if (hasIds) Some((version + 1).toString) else None, baseId)
 
   override def allColumnFamilyNames: Set[String] = partition.familyNames
 
@@ -149,6 +153,12 @@ private[bench] final class UncheckpointedStateStore(
 
   override def valuesIterator(key: UnsafeRow, colFamilyName: String): Iterator[UnsafeRow] =
     unsupported("valuesIterator")
+
+  /** Scans a family without rows, such as that of timers which no processor registers. */
+  override def rangeScan(
+      startKey: Option[UnsafeRow], endKey: Option[UnsafeRow],
+      colFamilyName: String): StateStoreIterator[UnsafeRowPair] =
+    if (rows(colFamilyName).isEmpty) new StateStoreIterator(Iterator.empty) else unsupported("rangeScan of rows")
 
   override def prefixScan(prefixKey: UnsafeRow, colFamilyName: String): StateStoreIterator[UnsafeRowPair] =
     unsupported("prefixScan")
