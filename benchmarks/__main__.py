@@ -53,9 +53,9 @@ def main() -> int:
         except Exception:  # noqa: BLE001 - the other parts run all the same
             traceback.print_exc()
             failed.append(part)
-            continue
-        log(f"{part}: {time.monotonic() - start:.0f} s")
-        print(f"\n## {part}\n\n{results[part].tables}", flush=True)
+        else:
+            log(f"{part}: {time.monotonic() - start:.0f} s")
+            print(f"\n## {part}\n\n{results[part].tables}", flush=True)
         if arguments.save:
             # A run of hours may be interrupted.
             _save(f"{datetime.date.today().isoformat()}-{arguments.save}", environment, results, failed)
