@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import psutil
 import pyarrow.parquet as pq
 
 from benchmarks import report
-from benchmarks.groups.first_minutes import Job, processor_seconds, run_job, session
+from benchmarks.groups.first_minutes import Job, run_job, session
 from benchmarks.nexmark.events import FIRST_EVENT, SCHEMA, Generator
 from benchmarks.nexmark.standard import QUERIES
 from benchmarks.report import Criterion, Result, figures
@@ -76,16 +77,25 @@ def run(scratch: Path, quick: bool) -> Result:
     return Result("\n\n".join(tables), criteria)
 
 
-def jobs_of(scratch: Path, query: str, store: str, work: Work) -> tuple[Job, Job]:
-    """Return the figures of a query's first job on a store, and of its restart."""
-    root = scratch / f"{query}-{STORES.index(store)}"
+def root_of(scratch: Path, query: str, store: str) -> Path:
+    """Return the directory of a query's jobs on a store."""
+    return scratch / f"{query}-{STORES.index(store)}"
+
+
+def jobs_of(scratch: Path, query: str, store: str, work: Work, module: str = __name__) -> tuple[Job, Job]:
+    """Return the figures of a query's first job on a store, and of its restart with the last file of events.
+
+    The jobs are of `module`, which gets their numbers, 0 and 1.
+    """
+    root = root_of(scratch, query, store)
     (root / "input").mkdir(parents=True)
+    *files, last = sorted((scratch / "events").iterdir())
     jobs = []
-    for files in (range(work.files), range(work.files, work.files + 1)):
-        for number in files:
-            (root / f"input/{number:03}.parquet").hardlink_to(scratch / f"events/{number:03}.parquet")
-        parameters = {"query": query, "store": store, "root": str(root)} | vars(work)
-        jobs.append(run_job(__name__, parameters))
+    for number, new_files in enumerate((files, [last])):
+        for file in new_files:
+            (root / "input" / file.name).hardlink_to(file)
+        parameters = {"query": query, "store": store, "root": str(root), "job": number}
+        jobs.append(run_job(module, parameters | vars(work)))
     log(f"{query}, {store}: {jobs[0]['query']:.1f} s, restart {jobs[1]['query']:.1f} s")
     return jobs[0], jobs[1]
 
@@ -113,34 +123,37 @@ def table_of(name: str, jobs: dict[str, tuple[Job, Job]]) -> str:
     return report.table(title, ["store", *columns, "restart"], lines)
 
 
-class MemoryWatch:
-    """The largest resident size of this process and those that it has started, together."""
+class ProcessWatch:
+    """Watches the memory of a program and of all that it has started, together."""
 
-    def __init__(self) -> None:
-        self.most = 0
+    def __init__(self, program: psutil.Process) -> None:
+        self._program = program
+        self._most = 0.0
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
-    def stop(self) -> int:
-        """Return the bytes."""
+    def stop(self) -> Job:
+        """Return the processor time in seconds, and the largest memory and what was written to disk in MB."""
         self._end.set()
         self._thread.join()
-        return self.most
+        return {
+            "processor": self._sum(lambda process: sum(process.cpu_times()[:2])),
+            "memory": self._most / 1e6,
+            "disk": self._sum(lambda process: process.io_counters().write_bytes) / 1e6,
+        }
 
     def _watch(self) -> None:
         while not self._end.wait(0.5):
-            self.most = max(self.most, sum(of_processes(lambda process: process.memory_info().rss)))
+            self._most = max(self._most, self._sum(lambda process: process.memory_info().rss))
 
-
-def of_processes(figure: Any) -> list[Any]:
-    """Return a figure of this process and of each one that it has started."""
-    own = psutil.Process()
-    values = []
-    for process in (own, *own.children(recursive=True)):
+    def _sum(self, figure: Callable[[psutil.Process], float]) -> float:
+        total = 0.0
         with suppress(psutil.NoSuchProcess):
-            values.append(figure(process))
-    return values
+            for process in (self._program, *self._program.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    total += figure(process)
+        return total
 
 
 def run_query(parameters: dict[str, Any], source: Any, sink: Any) -> Job:
@@ -155,7 +168,7 @@ def run_query(parameters: dict[str, Any], source: Any, sink: Any) -> Job:
     """
     os.environ["PYSPARK_PYTHON"] = sys.executable
     root = Path(parameters["root"])
-    watch = MemoryWatch()
+    watch = ProcessWatch(psutil.Process())
     spark = session(parameters["store"], root, parameters["partitions"], parameters["memory"])
     spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", 1000)
     began = time.monotonic()
@@ -169,9 +182,7 @@ def run_query(parameters: dict[str, Any], source: Any, sink: Any) -> Job:
     outputs = [p["observedMetrics"]["output"] for p in progress]
     job = {
         "query": seconds,
-        "processor": processor_seconds(),
-        "memory": watch.stop() / 1e6,
-        "disk": sum(of_processes(lambda process: process.io_counters().write_bytes)) / 1e6,
+        **watch.stop(),
         "rows": max(sum(operator["numRowsTotal"] for operator in p["stateOperators"]) for p in progress),
         "output": sum(output["rows"] for output in outputs),
         "hash": sum(output["hash"] or 0 for output in outputs),

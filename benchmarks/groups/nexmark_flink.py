@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,20 +18,22 @@ import pyarrow as pa
 from pyarrow import csv
 
 from benchmarks import report
-from benchmarks.groups.first_minutes import Job, run_job
-from benchmarks.groups.nexmark import FULL, QUICK, Work, run_query
+from benchmarks.groups.first_minutes import Job
+from benchmarks.groups.nexmark import FULL, QUICK, ProcessWatch, Work, jobs_of, root_of, run_query
 from benchmarks.nexmark import flink_job
 from benchmarks.nexmark.events import FIRST_EVENT, SCHEMA, Generator
 from benchmarks.nexmark.standard import QUERIES
 from benchmarks.report import Result, figures
 from benchmarks.sessions import log
 from benchmarks.stores import OURS
+from tests.spark.counting import wait_until
 from tests.support.paths import ROOT
 
 FLINK = "apache-flink==2.3.0"
 ENVIRONMENT = ROOT / "build/flink"
 BACKENDS = ("hashmap", "rocksdb", "forst")
 NEVER = 1 << 60
+CHECKPOINT_SECONDS = 300
 
 ABOUT = """The same queries on this store and on Flink {version} (PyPI) with each of its state backends. The
 events are text (CSV), as Flink's package reads no Parquet without Hadoop, and the output is text, too. No
@@ -75,8 +74,9 @@ def run(scratch: Path, quick: bool) -> Result:
     about = ABOUT.format(version=FLINK.split("=")[-1], slots=os.cpu_count(), **vars(work))
     tables = [about.replace("\n", " ")]
     for name in QUERIES:
-        jobs = {OURS: spark_job(scratch, name, work)}
-        expected = rows_of(scratch / f"{name}-spark/output")
+        first, restart = jobs_of(scratch, name, OURS, work, __name__)
+        jobs = {OURS: first | {"restart": restart["query"]}}
+        expected = rows_of(root_of(scratch, name, OURS) / "output-0")
         for backend in BACKENDS:
             root = scratch / f"{name}-{backend}"
             jobs[f"Flink, {backend}"] = flink_job_of(
@@ -122,32 +122,11 @@ def flink_python() -> Path:
     return python
 
 
-def spark_job(scratch: Path, query: str, work: Work) -> Job:
-    """Return the figures of a query on this store, and of its restart."""
-    root = scratch / f"{query}-spark"
-    (root / "input").mkdir(parents=True)
-    parameters = {"query": query, "store": OURS, "root": str(root)} | vars(work)
-    jobs: list[Job] = []
-    for files in (range(work.files), range(work.files, work.files + 1)):
-        for number in files:
-            (root / f"input/{number:03}.csv").hardlink_to(scratch / f"events/{number:03}.csv")
-        jobs.append(
-            run_job(__name__, parameters | {"output": str(root / ("output" if not jobs else "more"))})
-        )
-    log(f"{query}, {OURS}: {jobs[0]['query']:.1f} s, restart {jobs[1]['query']:.1f} s")
-    return jobs[0] | {"restart": jobs[1]["query"]}
-
-
 class FlinkProcess:
     """A query on Flink, in processes that end with this object's context."""
 
-    def __init__(self, python: Path, job: dict[str, Any], root: Path, backend: str, work: Work) -> None:
-        settings = settings_of(root / "checkpoints", backend)
-        command = [
-            str(python),
-            flink_job.__file__,
-            json.dumps(job | {"settings": job["settings"] | settings}),
-        ]
+    def __init__(self, python: Path, job: dict[str, Any], root: Path, work: Work) -> None:
+        command = [str(python), flink_job.__file__, json.dumps(job)]
         with (root / "log").open("ab") as errors:
             self._process = subprocess.Popen(
                 command,
@@ -158,7 +137,7 @@ class FlinkProcess:
                 start_new_session=True,
             )
         self._root = root
-        self._line(None)
+        self._line()
 
     def __enter__(self) -> Self:
         return self
@@ -169,33 +148,17 @@ class FlinkProcess:
 
     def result(self) -> Job:
         """Return the figures of the query after its end."""
-        memory = 0.0
-        while (line := self._line(0.5)) is None:
-            memory = max(memory, sum(self._figures(lambda process: process.memory_info().rss)))
-        job: Job = json.loads(line)
-        return job | {
-            "memory": memory / 1e6,
-            "processor": sum(self._figures(lambda process: sum(process.cpu_times()[:2]))),
-            "disk": sum(self._figures(lambda process: process.io_counters().write_bytes)) / 1e6,
-        }
+        watch = ProcessWatch(psutil.Process(self._process.pid))
+        job: Job = json.loads(self._line())
+        return job | watch.stop()
 
-    def _line(self, seconds: float | None) -> bytes | None:
-        """Return a line that the process prints, or None if there is none in time."""
+    def _line(self) -> bytes:
+        """Return the next line that the process prints."""
         assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], seconds)[0]:
-            return None
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"Flink has failed: {(self._root / 'log').read_text()[-4000:]}")
         return bytes(line)
-
-    def _figures(self, figure: Callable[[psutil.Process], float]) -> list[float]:
-        program = psutil.Process(self._process.pid)
-        values = []
-        for process in (program, *program.children(recursive=True)):
-            with suppress(psutil.NoSuchProcess):
-                values.append(figure(process))
-        return values
 
 
 def settings_of(checkpoints: Path, backend: str) -> dict[str, str]:
@@ -218,24 +181,31 @@ def settings_of(checkpoints: Path, backend: str) -> dict[str, str]:
 def flink_job_of(python: Path, events: Path, root: Path, query: str, backend: str, work: Work) -> Job:
     """Return the figures of a query on Flink, and of a restart from a checkpoint halfway."""
     root.mkdir()
-    job = {"query": query, "events": events.as_uri(), "output": (root / "output").as_uri(), "settings": {}}
-    with FlinkProcess(python, job, root, backend, work) as process:
+    settings = settings_of(root / "checkpoints", backend)
+    job = {"query": query, "events": events.as_uri(), "settings": settings}
+    job["output"] = (root / "output").as_uri()
+    with FlinkProcess(python, job, root, work) as process:
         figures_of_job = process.result()
     shutil.rmtree(root / "checkpoints")
     job["output"] = (root / "more").as_uri()
-    with FlinkProcess(python, job, root, backend, work):
+    with FlinkProcess(python, job, root, work):
         time.sleep(figures_of_job["query"] / 2)
-        while not (checkpoints := checkpoints_in(root)):
-            time.sleep(0.1)
-    job["settings"] = {"execution.state-recovery.path": max(checkpoints, key=number_of).as_uri()}
-    with FlinkProcess(python, job, root, backend, work):
+        await_checkpoint(root, set())
+    checkpoints = checkpoints_in(root)
+    settings["execution.state-recovery.path"] = max(checkpoints, key=number_of).as_uri()
+    with FlinkProcess(python, job, root, work):
         began = time.monotonic()
-        while checkpoints_in(root) <= checkpoints:
-            time.sleep(0.02)
+        await_checkpoint(root, checkpoints)
         figures_of_job["restart"] = time.monotonic() - began
     seconds, restart = figures_of_job["query"], figures_of_job["restart"]
     log(f"{query}, Flink, {backend}: {seconds:.1f} s, restart {restart:.1f} s")
     return figures_of_job
+
+
+def await_checkpoint(root: Path, earlier: set[Path]) -> None:
+    """Wait until there is another complete checkpoint than earlier ones."""
+    if not wait_until(lambda: not checkpoints_in(root) <= earlier, CHECKPOINT_SECONDS):
+        raise RuntimeError(f"Flink has no checkpoint: {(root / 'log').read_text()[-4000:]}")
 
 
 def checkpoints_in(root: Path) -> set[Path]:
@@ -307,7 +277,8 @@ def main() -> None:
 
     def text(output: Any) -> Any:
         columns = output.selectExpr(*OUTPUTS[parameters["query"]])
-        return columns.writeStream.format("csv").option("path", parameters["output"])
+        path = str(Path(parameters["root"]) / f"output-{parameters['job']}")
+        return columns.writeStream.format("csv").option("path", path)
 
     print(json.dumps(run_query(parameters, events, text)), flush=True)
 
