@@ -59,7 +59,7 @@ def require_known(operators: Sequence[StatefulOperator]) -> None:
 
 
 def target_format(to: str, checkpoint_format: int | None, *, has_ids: bool) -> int:
-    """Return the checkpoint format of a target, or raise `OptionError` if there is no such format.
+    """Return the checkpoint format of a target, or raise if its store cannot have it.
 
     By default it is that of the source, of which `has_ids` is the format v2; HDFSBacked has v1 alone.
     """
