@@ -41,7 +41,8 @@ class State(NamedTuple):
     """State of the stores, the registered object, the number of objects, and the batch.
 
     `step` is "tasks", "barrier" (the first answer has arrived, `missing` is published alone), "failed" or
-    "committed".
+    "committed". `early` is "sent", "answered" (`missing` is published alone), "failed" or "done" once a
+    publication of the stores in `included` has begun before the barrier.
     """
 
     stores: tuple[Store, ...]
@@ -51,6 +52,8 @@ class State(NamedTuple):
     missing: frozenset[int] = frozenset()
     retries: int = 0
     answers: int = 0
+    early: str = ""
+    included: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class PublicationSpec:
     retries: int = 0
     # Upper bound on lost answers: the request is repeated while the first publication is in progress.
     answers: int = 0
+    # A publication may begin before the barrier, as in real-time mode.
+    early: bool = False
     faults: frozenset[str] = frozenset()
 
     def init(self) -> Iterator[State]:
@@ -86,6 +91,10 @@ class PublicationSpec:
         for owner in {attempt.owner for attempt in _attempts(state) if attempt.place == "taken"}:
             yield f"end publication of object {owner}", self._published(state, owner, "taken")
             yield f"fail publication of object {owner}", _moved(state, owner, "taken", "lost")
+        if state.early == "sent":
+            yield from self._answer(state)
+        elif state.early == "answered":
+            yield from self._alone_early(state)
         if state.step == "tasks":
             yield from self._tasks(state)
         elif state.step == "barrier":
@@ -111,7 +120,11 @@ class PublicationSpec:
                 yield f"add in store {position}", _with(opened, position, added)
             elif len(store.attempts) == 1 and state.retries < self.retries:
                 yield from self._alone(opened._replace(retries=state.retries + 1), position, 1)
-        if all(store.attempts for store in state.stores):
+        if self.early and not state.early and any(store.attempts for store in state.stores):
+            yield from self._begin_early(state)
+        if state.early == "failed" and "early failures are ignored" not in self.faults:
+            yield "fail the batch", state._replace(step="failed")
+        elif all(store.attempts for store in state.stores) and self._can_publish(state):
             for position in range(self.stores):
                 opened = _opened(state, position)
                 owner = opened.stores[position].owner
@@ -122,15 +135,45 @@ class PublicationSpec:
                         after_take._replace(answers=state.answers + 1),
                     )
                 after_publication = self._published(opened, owner, "memory")
-                missing = frozenset(
-                    index
-                    for index, store in enumerate(after_publication.stores)
-                    if store.attempts[0].place != "file"
-                )
+                missing = _missing(after_publication, frozenset(range(self.stores)) - state.included)
                 yield (
                     f"publish through store {position}",
                     after_publication._replace(step="barrier", missing=missing),
                 )
+
+    # Before the barrier
+
+    def _begin_early(self, state: State) -> Iterator[tuple[str, State]]:
+        included = frozenset(position for position, store in enumerate(state.stores) if store.attempts)
+        for position in included:
+            opened = _opened(state, position)
+            after_take = _moved(opened, opened.stores[position].owner, "memory", "taken")
+            yield (
+                f"begin early through store {position}",
+                after_take._replace(early="sent", included=included),
+            )
+
+    def _answer(self, state: State) -> Iterator[tuple[str, State]]:
+        """Yield the end of the early publication's request, which waits for what the backend has taken."""
+        if any(state.stores[position].attempts[0].place == "taken" for position in state.included):
+            return
+        missing = _missing(state, state.included)
+        if missing:
+            yield "fail early", state._replace(early="failed")
+        yield "answer early", state._replace(early="answered", missing=missing)
+
+    def _alone_early(self, state: State) -> Iterator[tuple[str, State]]:
+        if not state.missing:
+            yield "end early", state._replace(early="done")
+        for position in state.missing:
+            if len(state.stores[position].attempts) > 1:
+                yield f"refuse store {position} early", state._replace(early="failed", missing=frozenset())
+                continue
+            next_state = state._replace(missing=state.missing - {position})
+            yield from self._alone(_opened(next_state, position), position, 0)
+
+    def _can_publish(self, state: State) -> bool:
+        return state.early in ("", "done", "failed") or "the barrier does not wait" in self.faults
 
     def _barrier(self, state: State) -> Iterator[tuple[str, State]]:
         if not state.missing:
@@ -194,6 +237,11 @@ class PublicationSpec:
             )
 
         return {"committed attempts are in storage": stored, "the last attempt counts": last}
+
+
+def _missing(state: State, positions: frozenset[int]) -> frozenset[int]:
+    """Return those of some stores whose first attempt an answer names as missing."""
+    return frozenset(index for index in positions if state.stores[index].attempts[0].place != "file")
 
 
 def _attempts(state: State) -> list[Attempt]:

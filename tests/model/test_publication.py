@@ -18,6 +18,7 @@ LAST = "the last attempt counts"
 V1 = PublicationSpec()
 V2 = PublicationSpec(with_ids=True)
 FULL = {"v1": replace(V1, retries=1, answers=1), "v2": replace(V2, retries=1, answers=1)}
+EARLY = {name: replace(spec, early=True) for name, spec in FULL.items()}
 
 
 @pytest.mark.parametrize("spec", FULL.values(), ids=FULL)
@@ -60,3 +61,17 @@ def test_v1_pending_attempt_published_after_a_later_one_supersedes_it() -> None:
     for fault in ("pending is published later", "runs in use are forgotten"):
         fails(retried, fault, only=LAST)
     passes(with_faults(replace(V2, retries=1), "pending is published later"))
+
+
+@pytest.mark.parametrize("spec", EARLY.values(), ids=EARLY)
+def test_publication_before_the_barrier_holds_in_every_interleaving(spec: PublicationSpec) -> None:
+    result = passes(spec)
+    assert {"begin", "answer", "end", "fail", "refuse", "write", "publish", "commit"} <= result.labels
+
+
+@pytest.mark.parametrize("spec", EARLY.values(), ids=EARLY)
+@pytest.mark.parametrize("fault", ["the barrier does not wait", "early failures are ignored"])
+def test_publication_that_the_barrier_does_not_heed_loses_a_committed_version(
+    spec: PublicationSpec, fault: str
+) -> None:
+    fails(spec, fault, only=STORED)

@@ -302,10 +302,18 @@ _COMMITS: Final = (
     Mutant(
         "barrier-does-not-wait",
         f"{_PROVIDER}/CommitCollector.scala",
-        "try commits.foreach(_.await()) catch {",
-        "try commits.foreach(_.hasEnded) catch {",
+        "commits.foreach(_.await())\n      publication",
+        "commits.foreach(_.hasEnded)\n      publication",
         (f"{_HANDED_OVER}::test_commits_of_a_batch_are_published_together_by_default",),
         "Spark's commit log gets a batch only after the commits that its tasks handed over.",
+    ),
+    Mutant(
+        "barrier-ignores-the-early-publication",
+        f"{_PROVIDER}/CommitCollector.scala",
+        "    failure.foreach(throw _)",
+        "",
+        ("tests/spark/test_pending_commits.py::test_publication_before_the_barrier_fails_the_batch",),
+        "A batch fails whose commits could not be published while Spark wrote its offsets.",
     ),
     Mutant(
         "barrier-does-not-publish",

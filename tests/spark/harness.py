@@ -154,6 +154,10 @@ class Provider:
         """Begin a run of a query, whose tasks hand their commits over to `barrier`."""
         self._harness.beginRun()
 
+    def prepare_barrier(self) -> None:
+        """Begin to publish the commits of a batch, as real-time mode does when it logs the offsets."""
+        self._harness.prepareBarrier()
+
     def barrier(self) -> None:
         """Wait for the commits of a batch, as before Spark's commit log gets it."""
         self._harness.barrier()

@@ -23,18 +23,32 @@ class BackendCheckpointFileManager(path: Path, hadoopConf: Configuration) extend
   private val files = BackendCheckpointFileManager.clientOf(hadoopConf)
   private val batches = new LogBatches(files, root, isLocal)
   private val isCommitLog = root.getName == StoreLocation.CommitLog
+  private val isOffsetLog = root.getName == StoreLocation.OffsetLog
   private val openedAt = System.nanoTime()
 
   override def createAtomic(path: Path, overwriteIfPossible: Boolean): Since41.CancellableOutput = {
     announceRun()
-    new AtomicOutput(files, qualified(path), overwriteIfPossible, new FileContent, batches,
-      awaitCommits(path.getName, _))
+    val content = new FileContent
+    new AtomicOutput(files, qualified(path), overwriteIfPossible, content, batches,
+      if (isOffsetLog) besideCommits else { create => awaitCommits(path.getName, content); create() })
+  }
+
+  // In real-time mode the tasks of a batch have handed their commits over before its offsets are written: both take as long as
+  // the storage needs, at the same time.
+  private def besideCommits(create: () => Unit): Unit = {
+    val log = new Path(root.getParent, StoreLocation.CommitLog).toString
+    CommitCollector.prepareBarrier(log)
+    try create() catch {
+      case e: Throwable =>
+        CommitCollector.abandonBarrier(log)
+        throw e
+    }
   }
 
   // A run lists its log of offsets first if there is one, and adds a batch to it before the tasks of the batch begin, on
   // the thread that writes the commit log later. The directory of a new query's log does not exist on an object store.
   // User code may list the log of another query, as the state data source does, also in `foreachBatch`.
-  private def announceRun(): Unit = if (root.getName == StoreLocation.OffsetLog) {
+  private def announceRun(): Unit = if (isOffsetLog) {
     RunningQuery.current().foreach { query =>
       val location = BackendCheckpointFileManager.qualify(new Path(query.resolvedCheckpointRoot), hadoopConf)
       if (location == root.getParent) {
@@ -93,11 +107,11 @@ class BackendCheckpointFileManager(path: Path, hadoopConf: Configuration) extend
 /**
  * A file that appears when the stream is closed, unless it is cancelled before.
  *
- * @param barrier  called with the content before the file appears
+ * @param publish  called with the creation of the file, which it runs
  */
 private final class AtomicOutput(
     files: FileClient, path: Path, overwrite: Boolean, content: FileContent, batches: LogBatches,
-    barrier: FileContent => Unit)
+    publish: (() => Unit) => Unit)
   extends Since41.CancellableOutput(content) {
   private var isDone = false
 
@@ -106,8 +120,7 @@ private final class AtomicOutput(
       isDone = true
       try {
         flush()
-        barrier(content)
-        files.create(path, () => content.parts(), overwrite)
+        publish(() => files.create(path, () => content.parts(), overwrite))
         batches.created(path, content)
       } finally {
         content.discard()

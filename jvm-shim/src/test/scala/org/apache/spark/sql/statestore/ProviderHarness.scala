@@ -108,6 +108,9 @@ class ProviderHarness(
     handsOver = true
   }
 
+  /** Begins to publish the commits of a batch, as while Spark's log of offsets gets it in real-time mode. */
+  def prepareBarrier(): Unit = CommitCollector.prepareBarrier(StoreLocation.commitLog(provider.stateStoreId))
+
   /** Waits for the commits of a batch, as before Spark's commit log gets it. */
   def barrier(): Unit = CommitCollector.barrier(StoreLocation.commitLog(provider.stateStoreId))
 

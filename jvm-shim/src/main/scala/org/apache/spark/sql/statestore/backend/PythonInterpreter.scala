@@ -7,9 +7,14 @@ import org.apache.hadoop.conf.Configuration
 import org.apache.spark.{SparkContext, SparkEnv}
 import org.apache.spark.sql.statestore.provider.BackendOptions
 
-/** Selection of the Python interpreter that runs the backend. */
+/**
+ * Selection of the Python interpreter that runs the backend.
+ *
+ * A Hadoop configuration is made only if the options name no interpreter: that of a session is a copy of a thousand settings,
+ * and the choice is made in each batch.
+ */
 private[statestore] object PythonInterpreter {
-  def choose(options: BackendOptions, hadoopConf: Configuration): String =
+  def choose(options: BackendOptions, hadoopConf: => Configuration): String =
     options.python
       .orElse(Option(hadoopConf.get("spark.pyspark.python")))
       .orElse(sys.env.get("PYSPARK_PYTHON"))
@@ -17,7 +22,7 @@ private[statestore] object PythonInterpreter {
       .getOrElse("python3")
 
   /** Returns the interpreter for the files that Spark writes itself, mostly on the driver. */
-  def chooseForFiles(options: BackendOptions, hadoopConf: Configuration): String =
+  def chooseForFiles(options: BackendOptions, hadoopConf: => Configuration): String =
     options.driverPython.filter(_ => isOnDriver).getOrElse(choose(options, hadoopConf))
 
   private def isOnDriver: Boolean = SparkEnv.get == null || SparkEnv.get.executorId == SparkContext.DRIVER_IDENTIFIER

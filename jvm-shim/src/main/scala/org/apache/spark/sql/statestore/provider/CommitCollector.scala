@@ -1,7 +1,7 @@
 package org.apache.spark.sql.statestore.provider
 
 import java.util.{HashMap => JHashMap, LinkedHashSet => JLinkedHashSet}
-import java.util.concurrent.ThreadPoolExecutor
+import java.util.concurrent.{CountDownLatch, ExecutionException, FutureTask, ThreadPoolExecutor}
 
 import scala.collection.mutable.ArrayBuffer
 import scala.jdk.CollectionConverters._
@@ -31,6 +31,9 @@ private[statestore] object CommitCollector {
 
     // The newest version whose barrier has begun: tasks that commit it later are awaited by no batch.
     var closedUntil = -1L
+
+    // What `prepareBarrier` has begun for the next barrier.
+    var publication: Option[EarlyPublication] = None
   }
 
   // By commit log: the run that was announced last. Guarded by itself, with the commits of all runs.
@@ -52,15 +55,16 @@ private[statestore] object CommitCollector {
    * another file manager, which does not. Earlier runs of the log have ended.
    */
   def announce(log: String, query: String, run: String): Unit = {
-    val isNew = runs.synchronized {
+    val (isNew, publication) = runs.synchronized {
       val current = runs.get(log)
       val isNew = current == null || current.id != run
       if (isNew) {
         if (current != null) leave(log, current)
         runs.put(log, new Run(run, query))
       }
-      isNew
+      (isNew, if (isNew) Option(current).flatMap(takePublication) else None)
     }
+    publication.foreach(_.stop())
     if (isNew) endUnless(candidate => candidate.id == run || RunningQuery.isActive(candidate.query, candidate.id))
   }
 
@@ -68,14 +72,15 @@ private[statestore] object CommitCollector {
   def ended(run: String): Unit = endUnless(_.id != run)
 
   private def endUnless(isActive: Run => Boolean): Unit = {
-    val cancelled = runs.synchronized {
+    val (cancelled, publications) = runs.synchronized {
       val ended = runs.asScala.toSeq.filterNot { case (_, run) => isActive(run) }
       ended.foreach { case (log, run) =>
         runs.remove(log)
         leave(log, run)
       }
-      leftovers.values.asScala.flatMap(_.asScala).toSeq
+      (leftovers.values.asScala.flatMap(_.asScala).toSeq, ended.flatMap { case (_, run) => takePublication(run) })
     }
+    publications.foreach(_.stop())
     cancelled.foreach { commit =>
       commit.cancel()
       forgetEnded(commit)
@@ -248,28 +253,99 @@ private[statestore] object CommitCollector {
    * @throws InterruptedException  if the query is stopped, which cancels them
    */
   def barrier(log: String): Unit = {
-    val (run, commits) = runs.synchronized {
+    val (run, commits, publication) = runs.synchronized {
       val run = runs.getOrDefault(log, new Run("", ""))
       run.commits.forEach(commit => run.closedUntil = math.max(run.closedUntil, commit.version))
-      (run, run.commits.asScala.toSeq)
+      (run, run.commits.asScala.toSeq, takePublication(run))
     }
     flush()
-    try commits.foreach(_.await()) catch {
+    val failure = try {
+      commits.foreach(_.await())
+      publication.flatMap(_.failure)
+    } catch {
       case e: InterruptedException =>
         commits.foreach(_.cancel())
         commits.foreach(_.awaitUninterruptibly())
+        publication.foreach(_.stop())
         throw e
     } finally {
       runs.synchronized(commits.foreach(run.commits.remove))
     }
     commits.iterator.flatMap(_.failure).foreach(throw _)
-    commits.filter(_.isMerged).groupBy(_.client.backend).values.foreach(publish)
+    failure.foreach(throw _)
+    publishMerged(commits)
     commits.foreach(_.acknowledge())
   }
 
+  private def takePublication(run: Run): Option[EarlyPublication] = {
+    val publication = run.publication
+    run.publication = None
+    publication
+  }
+
+  // Not the threads that send commits, all of which could wait for commits that no thread is left to send.
+  private lazy val publications = ThreadUtils.newDaemonCachedThreadPool("state-store-publications")
+
+  /**
+   * Begins what `barrier` waits for, if tasks have handed commits over. In real-time mode Spark adds a batch to its log of
+   * offsets after the batch's tasks have ended; in other modes before they begin, when no commit is pending.
+   */
+  def prepareBarrier(log: String): Unit = runs.synchronized {
+    val run = runs.get(log)
+    if (run != null && !run.commits.isEmpty && run.publication.isEmpty) {
+      val publication = new EarlyPublication(run.commits.asScala.toSeq)
+      try {
+        publications.execute(publication)
+        run.publication = Some(publication)
+      } catch {
+        // No thread can be started: the barrier publishes.
+        case _: OutOfMemoryError =>
+      }
+    }
+  }
+
+  /** Stops what `prepareBarrier` has begun, and waits for its end: no barrier follows. */
+  def abandonBarrier(log: String): Unit =
+    runs.synchronized(Option(runs.get(log)).flatMap(takePublication)).foreach(_.stop())
+
+  /** The publication of commits before the barrier of their batch, which awaits it and fails if it has failed. */
+  private final class EarlyPublication(commits: Seq[PendingCommit]) extends FutureTask[Unit](() => {
+    flush()
+    commits.foreach(_.await())
+    // The barrier reports a commit that has failed.
+    if (commits.forall(_.failure.isEmpty)) publishMerged(commits)
+  }) {
+    private val ended = new CountDownLatch(1)
+
+    override def run(): Unit = try super.run() finally ended.countDown()
+
+    // Waits for its end.
+    def failure: Option[Throwable] = try {
+      get()
+      None
+    } catch {
+      case e: ExecutionException => Some(e.getCause)
+    }
+
+    def stop(): Unit = {
+      cancel(true)
+      var interrupted = false
+      while (ended.getCount > 0) {
+        try ended.await() catch {
+          case _: InterruptedException => interrupted = true
+        }
+      }
+      if (interrupted) Thread.currentThread.interrupt()
+    }
+  }
+
   // Publishes the merged files of a query.
+  private def publishMerged(commits: Seq[PendingCommit]): Unit =
+    commits.filter(_.isMerged).groupBy(_.client.backend).values.foreach(publish)
+
   private def publish(merged: Seq[PendingCommit]): Unit = {
     val missing = merged.head.client.publish(merged.map(_.version).max, merged.map(_.attemptId))
     merged.filter(commit => missing.contains(commit.attemptId)).foreach(_.publishAlone())
+    merged.foreach(_.isMerged = false)
   }
 }
