@@ -18,9 +18,7 @@ from tests.unit.operator_state.backends import (
     FLAGS,
     MEMORY,
     NUMBERS,
-    OFFSETS,
     OPTIONS,
-    RULES,
     UNION,
     Point,
     PointSerializer,
@@ -79,33 +77,6 @@ def test_backend_refuses_an_incompatible_serializer_and_keeps_the_state(restored
         backend.get_broadcast_state(MapStateDescriptor("flags", pa.int32(), pa.int8()))
     assert backend.get_list_state(NUMBERS).get() == [1]
     assert backend.get_broadcast_state(FLAGS).get(1) is True
-
-
-def test_restored_states_are_known_and_written_again_without_access() -> None:
-    offsets = [{"topic": "a", "parts": [1, 2]}, {"topic": "b", "parts": []}]
-    backend = backend_with(
-        numbers=[3, 1, 2], offsets=offsets, union=["x", "ü"], rules={"r": [1], "s": []}, flags={}
-    )
-    for _ in range(3):
-        backend = DefaultOperatorStateBackend([None, snapshot_of(backend)])
-        assert list(backend.registered_state_names) == ["numbers", "offsets", "union"]
-        assert list(backend.registered_broadcast_state_names) == ["rules", "flags"]
-    assert backend.get_list_state(NUMBERS).get() == [3, 1, 2]
-    assert backend.get_list_state(OFFSETS).get() == offsets
-    assert backend.get_union_list_state(UNION).get() == ["x", "ü"]
-    assert backend.get_broadcast_state(RULES).immutable_entries == {"r": [1], "s": []}
-    assert backend.get_broadcast_state(FLAGS).immutable_entries == {}
-
-
-def test_backend_migrates_a_widened_state_to_its_new_type() -> None:
-    handle = snapshot_of(backend_with(flags={7: True}))
-    wide = MapStateDescriptor("flags", pa.int64(), pa.bool_())
-    restored = DefaultOperatorStateBackend([handle])
-    restored.get_broadcast_state(wide).put(2**40, False)
-    again = DefaultOperatorStateBackend([snapshot_of(restored)])
-    with pytest.raises(StateMigrationError):
-        again.get_broadcast_state(FLAGS)
-    assert again.get_broadcast_state(wide).immutable_entries == {7: True, 2**40: False}
 
 
 def points(version: int) -> ListStateDescriptor[Point]:

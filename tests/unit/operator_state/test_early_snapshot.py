@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from spark_statestore.errors import CheckpointIOError, IllegalStateError
+from spark_statestore.errors import CheckpointExistsError, CheckpointIOError, IllegalStateError
 from spark_statestore.files import FileOutput, LocalFileSystem
 from spark_statestore.operator_state import (
     BatchOperatorState,
@@ -371,8 +371,10 @@ def wait_for_writers() -> None:
         thread.join(60)
 
 
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("operation", ["open_output", "create_of_parts"], ids=["state", "metadata"])
 def test_snapshot_that_cannot_be_written_fails_the_batch_at_its_end(
-    state: QueryOperatorState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    state: QueryOperatorState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str, early: bool
 ) -> None:
     before = files_below(tmp_path)
 
@@ -384,11 +386,12 @@ def test_snapshot_that_cannot_be_written_fails_the_batch_at_its_end(
     def run() -> None:
         with state.batch(1) as store:
             change(store, 1)
-            store.snapshot()
-            wait_for_writers()
+            if early:
+                store.snapshot()
+                wait_for_writers()
             sunk.append(1)
 
-    monkeypatch.setattr(LocalFileSystem, "open_output", refuse)
+    monkeypatch.setattr(LocalFileSystem, operation, refuse)
     with pytest.raises(CheckpointIOError, match="no space left"):
         run()
     monkeypatch.undo()
@@ -416,22 +419,29 @@ def test_snapshot_that_cannot_be_taken_can_be_taken_again(state: QueryOperatorSt
     assert opened(tmp_path).read().get_list_state(points).get() == [Point(7, 2), Point(3, 4)]
 
 
-def test_late_driver_with_a_snapshot_does_not_replace_a_published_batch(
-    state: QueryOperatorState, tmp_path: Path
+@pytest.mark.parametrize(
+    ("early", "error", "message"),
+    [(False, CheckpointExistsError, "never replaced"), (True, CheckpointIOError, "could not publish")],
+)
+def test_late_driver_does_not_replace_a_published_batch(
+    state: QueryOperatorState, tmp_path: Path, early: bool, error: type[Exception], message: str
 ) -> None:
     other_driver = opened(tmp_path)
 
     def be_late() -> None:
         with state.batch(1) as store:
             change(store, 1)
-            store.snapshot()
-            wait_for_writers()
+            if early:
+                store.snapshot()
+                wait_for_writers()
             # It takes what is written for that of a driver that has ended, and discards it.
             with other_driver.batch(1) as other_store:
                 change(other_store, 7)
-                other_store.snapshot()
+                if early:
+                    other_store.snapshot()
 
-    with pytest.raises(CheckpointIOError, match="could not publish"):
+    with pytest.raises(error, match=message) as raised:
         be_late()
+    assert early or "another driver" in str(raised.value.__notes__)
     assert content(tmp_path) == [[0], [7]]
     assert len(files_below(tmp_path)) == 4

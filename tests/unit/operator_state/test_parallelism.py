@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_statestore.errors import CheckpointNotFoundError, CorruptCheckpointError, OptionError
+from spark_statestore.errors import CorruptCheckpointError, OptionError
 from spark_statestore.files import LocalFileSystem
-from spark_statestore.operator_state import ListStateDescriptor, MapStateDescriptor, QueryOperatorState
+from spark_statestore.operator_state import ListStateDescriptor, QueryOperatorState
 from spark_statestore.operator_state.metadata import OperatorState, decode_operators, encode_operators
 from spark_statestore.operator_state.parts import StatePart, complete_parts
 from spark_statestore.operator_state.state_directory import OperatorStateDirectory
@@ -23,9 +23,6 @@ from spark_statestore.storage.stream_handles import ByteStreamStateHandle
 from tests.support.trees import files_below
 
 ITEMS = ListStateDescriptor("items", pa.int64())
-SHARED = ListStateDescriptor("shared", pa.int64())
-RULES = MapStateDescriptor("rules", pa.string(), pa.int64())
-
 Change = Callable[[Any, int], object]
 
 
@@ -59,31 +56,6 @@ def add(*numbers: int) -> Change:
 
 def names(location: Path) -> list[str]:
     return sorted(path.parent.name for path in location.glob("operator-state/sink/chk-*/_metadata"))
-
-
-def test_query_operator_state_is_redistributed_when_the_parallelism_changes(tmp_path: Path) -> None:
-    location = str(tmp_path)
-
-    def change(store: Any, subtask: int) -> None:
-        store.get_list_state(ITEMS).add_all(range(subtask * 10, subtask * 10 + 3))
-        store.get_union_list_state(SHARED).add(subtask)
-        store.get_broadcast_state(RULES).put("a", 1)
-
-    def state(store: Any, _: int = 0) -> tuple[list[int], list[int], dict[str, int]]:
-        shared = store.get_union_list_state(SHARED).get()
-        return items(store), shared, dict(store.get_broadcast_state(RULES).items())
-
-    run(location, 0, 4, change)
-    shares = [[0, 1], [2, 10], [11, 12], [20, 21], [22, 30], [31], [32]]
-    assert run(location, 1, 7, state) == [(share, [0, 1, 2, 3], {"a": 1}) for share in shares]
-    assert run(location, 2, 1, items) == [[0, 1, 2, 10, 11, 12, 20, 21, 22, 30, 31, 32]]
-    # Without a subtask, the state is that of the only one.
-    whole = QueryOperatorState(location, "sink")
-    assert items(whole.read()) == items(opened(location, 0, 1).read(2))
-    with pytest.raises(
-        CheckpointNotFoundError, match=r"batch 5 .*subtask 1 of 2.*of the batches \[0, 1, 2\]"
-    ):
-        opened(location, 1, 2).read(5)
 
 
 def test_batch_after_an_incomplete_one_is_refused(tmp_path: Path) -> None:

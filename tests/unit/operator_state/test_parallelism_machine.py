@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 
 from spark_statestore.files import open_file_system
 from spark_statestore.operator_state import ListStateDescriptor, MapStateDescriptor, QueryOperatorState
+from spark_statestore.operator_state.parts import StatePart
 from spark_statestore.operator_state.state_directory import OperatorStateDirectory
 from tests.support.effort import EFFORT
 
@@ -72,6 +73,7 @@ class ParallelMachine(RuleBasedStateMachine):
         super().__init__()
         self.location = f"memory://{uuid.uuid4()}"
         self.objects: dict[tuple[int, int], QueryOperatorState] = {}
+        self.objects_of_another_driver: dict[tuple[int, int], QueryOperatorState] = {}
         self.history: dict[int, Model] = {}
         self.next = 0
         self.created = 0
@@ -79,9 +81,8 @@ class ParallelMachine(RuleBasedStateMachine):
     def opened(self, subtask: int, parallelism: int) -> QueryOperatorState:
         key = subtask, parallelism
         if key not in self.objects:
-            self.objects[key] = QueryOperatorState(
-                self.location, "sink", subtask=subtask, parallelism=parallelism, num_retained=RETAINED
-            )
+            numbers = {} if parallelism == 1 else {"subtask": subtask, "parallelism": parallelism}
+            self.objects[key] = QueryOperatorState(self.location, "sink", **numbers, num_retained=RETAINED)
         return self.objects[key]
 
     def change(self, store: Any, share: dict[str, list[int]], counts: list[int], *, keeps_own: bool) -> dict:
@@ -160,21 +161,29 @@ class ParallelMachine(RuleBasedStateMachine):
                             raise ZeroDivisionError
                 except ZeroDivisionError:
                     assert attempt == "in the block"
+                    assert all(self.stored_parts().values())
                 if attempt == "after the block":
                     # Published, and the executor is lost.
                     del self.objects[subtask, parallelism]
         self.history[self.next] = Model(lists, rules)
-        files, root = open_file_system(self.location)
-        stored = OperatorStateDirectory(files, f"{root.rstrip('/')}/operator-state/sink", "sink").list()
         expected = [
             (batch, subtask) for batch, model in self.history.items() for subtask in range(len(model.lists))
         ]
-        keys = sorted((part.batch, part.subtask) for part in stored)
+        keys = sorted((part.batch, part.subtask) for part in self.stored_parts())
         # Older ones are left if a driver died before all its subtasks had begun.
         assert [key for key in keys if key[0] >= min(self.history)] == expected
         assert len({batch for batch, _ in keys}) <= RETAINED
         if is_committed:
             self.next += 1
+
+    def stored_parts(self) -> dict[StatePart, bool]:
+        """Return the parts in storage, each with True if it is published."""
+        files, root = open_file_system(self.location)
+        return OperatorStateDirectory(files, f"{root.rstrip('/')}/operator-state/sink", "sink").list()
+
+    @rule()
+    def another_driver_takes_over(self) -> None:
+        self.objects, self.objects_of_another_driver = self.objects_of_another_driver, self.objects
 
     @rule()
     def restart(self) -> None:

@@ -56,68 +56,10 @@ def names(handles: Sequence[OperatorStreamStateHandle]) -> set[str]:
     return {name for h in handles for name in h.state_name_to_partition_offsets}
 
 
-def offsets(result: Any, name: str) -> list[list[int]]:
-    return [[offset for _, offset in elements(handles, name)] for handles in result]
-
-
-EXAMPLE = [
-    [handle("A", t3=(SPLIT, [52, 63]), t2=(SPLIT, [31, 41]), t1=(SPLIT, [20, 30]))],
-    [handle("B", t1=(SPLIT, [12, 22]), t2=(SPLIT, [24, 34, 44]), t4=(SPLIT, []))],
-]
-
-
-def test_repartitioner_deals_states_in_the_order_of_their_names() -> None:
-    result = repartition(EXAMPLE, 3)
-    # Four elements: a longer run for subtask 0; five: longer ones for 1 and 2; two: from 0 on.
-    assert offsets(result, "t1") == [[20, 30], [12], [22]]
-    assert offsets(result, "t2") == [[44], [31, 41], [24, 34]]
-    assert offsets(result, "t3") == [[52], [63], []]
-    # A list without elements keeps its name.
-    assert [names(handles) for handles in result] == [
-        {"t1", "t2", "t3", "t4"},
-        {"t1", "t2", "t3"},
-        {"t1", "t2"},
-    ]
-
-
-def test_repartitioner_returns_its_argument_for_the_same_parallelism() -> None:
-    assert repartition(EXAMPLE, 2) is EXAMPLE
-    with_nothing = [[None], []]
-    assert repartition(with_nothing, 2) is with_nothing
-
-
 def test_repartitioner_gives_overlapping_union_lists_once() -> None:
     overlapping = [[handle("A", u=(UNITED, [1, 2]))], [handle("A", u=(UNITED, [2, 3]))]]
     for handles in repartition(overlapping, 3):
         assert elements(handles, "u") == [("A", 1), ("A", 2), ("A", 3)]
-
-
-def test_repartitioner_gives_each_subtask_one_broadcast_copy() -> None:
-    previous = [
-        [handle("A", b=(BROADCAST, [1]))],
-        [None],
-        [handle("C", b=(BROADCAST, [3])), None],
-        [],
-    ]
-    for new in (1, 2, 3, 5, 7):
-        assert [elements(handles, "b") for handles in repartition(previous, new)] == [
-            [("A", 1), ("C", 3)][n % 2 : n % 2 + 1] for n in range(new)
-        ]
-
-
-def test_repartitioner_fills_missing_broadcast_at_the_same_parallelism() -> None:
-    previous = [
-        [handle("A", b=(BROADCAST, [1]), s=(SPLIT, [5, 6]))],
-        [handle("B", s=(SPLIT, [7]))],
-        [handle("C", b=(BROADCAST, [3]))],
-        [],
-    ]
-    result = repartition(previous, 4)
-    assert [elements(handles, "b") for handles in result] == [
-        [("A", 1)], [("C", 3)], [("C", 3)], [("C", 3)],
-    ]  # fmt: skip
-    assert offsets(result, "s") == [[5, 6], [7], [], []]
-    assert repartition(previous[:1], 1) == previous[:1]
 
 
 def test_repartitioner_joins_neighbours_of_one_stream() -> None:

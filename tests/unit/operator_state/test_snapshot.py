@@ -31,13 +31,9 @@ from tests.unit.file_system_fixtures import (
     SyncedLocalFiles,
 )
 from tests.unit.operator_state.backends import (
-    FLAGS,
     MEMORY,
     NUMBERS,
-    OFFSETS,
     OPTIONS,
-    RULES,
-    UNION,
     backend_with,
     snapshot_of,
 )
@@ -61,16 +57,6 @@ class TestSnapshotsInThisProcess(ProcessMemoryFiles, SnapshotTests):
 
 def files_in(directory: Path) -> FsCheckpointStreamFactory:
     return FsCheckpointStreamFactory(LocalFileSystem(), str(directory), str(directory / "shared"), 0, 0)
-
-
-def content(backend: DefaultOperatorStateBackend) -> dict[str, Any]:
-    return {
-        "numbers": backend.get_list_state(NUMBERS).get(),
-        "offsets": backend.get_list_state(OFFSETS).get(),
-        "union": backend.get_union_list_state(UNION).get(),
-        "rules": dict(backend.get_broadcast_state(RULES).immutable_entries),
-        "flags": dict(backend.get_broadcast_state(FLAGS).immutable_entries),
-    }
 
 
 def full() -> dict[str, Any]:
@@ -107,35 +93,16 @@ def test_snapshot_opens_one_exclusive_stream_or_none_without_state() -> None:
     assert snapshot_of(backend_with(**full()), Counting(reliable=False)) is None
 
 
-def test_snapshot_excludes_later_changes() -> None:
-    backend = backend_with(**full())
-    handle = snapshot_of(backend)
-    backend.get_list_state(OFFSETS).get()[0]["parts"].append(99)
-    backend.get_list_state(OFFSETS).get()[1]["topic"] = "changed"
-    backend.get_list_state(NUMBERS).add(4)
-    backend.get_union_list_state(UNION).clear()
-    rules = backend.get_broadcast_state(RULES)
-    rules.get("r").append(99)
-    rules.put("t", [3])
-    rules.remove("s")
-    backend.get_broadcast_state(FLAGS).clear()
-    backend.get_list_state(ListStateDescriptor("late", pa.int64())).add(1)
-    backend.get_broadcast_state(MapStateDescriptor("late too", pa.int64(), pa.int8())).put(1, 1)
-    restored = DefaultOperatorStateBackend([handle])
-    assert "late" not in restored.registered_state_names
-    assert "late too" not in restored.registered_broadcast_state_names
-    assert content(restored) == full()
-
-
 def test_storage_failure_fails_only_the_snapshot(tmp_path: Path) -> None:
-    backend = backend_with(**full())
+    backend = backend_with(numbers=[1, 2, 3])
     for factory, error in (
         (files_in(tmp_path / "missing"), CheckpointIOError),
         (MemCheckpointStreamFactory(10), StateTooLargeError),
     ):
         with pytest.raises(error):
             snapshot_of(backend, factory)
-    assert content(DefaultOperatorStateBackend([snapshot_of(backend)])) == full()
+    restored = DefaultOperatorStateBackend([snapshot_of(backend)])
+    assert restored.get_list_state(NUMBERS).get() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("name", ["list", "broadcast"])
