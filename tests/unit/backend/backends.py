@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import resource
@@ -14,7 +13,7 @@ import sys
 import tempfile
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,22 +119,6 @@ class Client:
         self.begin(request, *frames)
         self.frames.send(Kind.END)
         return self.answer()
-
-    def ask_together(
-        self, *requests: tuple[dict[str, Any], Sequence[tuple[Kind, bytes, int]]]
-    ) -> list[Answer]:
-        """Send all requests, with the frames after each, then read answers until the connection closes."""
-        sent = b"".join(
-            frame(Kind.CONTROL, json.dumps(request).encode())
-            + b"".join(frame(kind, bytes(payload), state) for kind, payload, state in frames)
-            + frame(Kind.END)
-            for request, frames in requests
-        )
-        self.socket.sendall(sent)
-        answers = []
-        with contextlib.suppress(ConnectionResetError):
-            answers.extend(self.answer() for _ in requests)
-        return answers
 
     def answer(self) -> Answer:
         answer = Answer({}, None, [])

@@ -37,12 +37,6 @@ def ask(client: Client, op: str, path: Any, *parts: bytes, **fields: Any) -> Ans
     return client.ask(request, *((Kind.OBJECT, part, 0) for part in parts))
 
 
-def content(client: Client, path: Any) -> bytes:
-    answer = ask(client, "readFile", path)
-    assert answer.error is None
-    return b"".join(answer.payloads(Kind.OBJECT))
-
-
 def names(answer: Answer) -> dict[str, bool]:
     return {entry["name"]: entry["isDirectory"] for entry in answer.control["entries"]}
 
@@ -52,27 +46,12 @@ def error_of(answer: Answer) -> str:
     return str(answer.error["type"])
 
 
-def test_file_has_all_parts_and_makes_its_directory(client: Client, tmp_path: Path) -> None:
-    path = tmp_path / "offsets" / "0"
-    assert ask(client, "createFile", path, b"one", b"two").error is None
-    assert path.read_bytes() == b"onetwo"
-    assert ask(client, "readFile", path, start=2, size=3).payloads(Kind.OBJECT) == [b"etw"]
-    assert ask(client, "readFile", path, start=6, size=3).payloads(Kind.OBJECT) == [b""]
-
-
 def test_existing_file_is_an_error_with_its_path(client: Client, tmp_path: Path) -> None:
     ask(client, "createFile", tmp_path / "0", b"first")
     answer = ask(client, "createFile", tmp_path / "0", b"second")
     assert error_of(answer) == EXISTS
     assert "another query" in answer.error["message"]
     assert str(tmp_path / "0") in answer.error["message"]
-
-
-def test_missing_file_and_directory_are_reported(client: Client, tmp_path: Path) -> None:
-    assert error_of(ask(client, "readFile", tmp_path / "x")) == MISSING
-    assert error_of(ask(client, "listDirectory", tmp_path / "x")) == MISSING
-    assert names(ask(client, "fileStatus", tmp_path / "x")) == {}
-    assert ask(client, "deleteFile", tmp_path / "x").error is None
 
 
 def test_listing_has_files_and_directories_without_hadoops_checksums(client: Client, tmp_path: Path) -> None:
@@ -127,7 +106,7 @@ def test_missing_field_is_a_protocol_error(client: Client, tmp_path: Path, field
 
 batches = st.integers(0, 4).map(str)
 logs = st.sampled_from(["offsets", "commits", "sources/0"])
-contents = st.binary(max_size=20)
+contents = st.lists(st.binary(max_size=20), max_size=3)
 
 
 class LogMachine(RuleBasedStateMachine):
@@ -141,11 +120,11 @@ class LogMachine(RuleBasedStateMachine):
         self.model: dict[str, bytes] = {}
         ask(self.client, "deleteFile", self.root)
 
-    @rule(log=logs, batch=batches, data=contents, overwrite=st.booleans(), repeated=st.booleans())
-    def create(self, log: str, batch: str, data: bytes, overwrite: bool, repeated: bool) -> None:
-        name = f"{log}/{batch}"
+    @rule(log=logs, batch=batches, parts=contents, overwrite=st.booleans(), repeated=st.booleans())
+    def create(self, log: str, batch: str, parts: list[bytes], overwrite: bool, repeated: bool) -> None:
+        name, data = f"{log}/{batch}", b"".join(parts)
         answer = ask(
-            self.client, "createFile", f"{self.root}/{name}", data, overwrite=overwrite, repeated=repeated
+            self.client, "createFile", f"{self.root}/{name}", *parts, overwrite=overwrite, repeated=repeated
         )
         exists = name in self.model and not overwrite
         if exists and not (repeated and self.model[name] == data):
@@ -176,15 +155,26 @@ class LogMachine(RuleBasedStateMachine):
         sizes = [entry["size"] for entry in answer.control["entries"]]
         assert sizes == [len(self.model[name]) for name in [f"{log}/{batch}"] if name in self.model]
 
+    @rule(log=logs, batch=batches, start=st.integers(0, 9), size=st.integers(0, 9))
+    def read(self, log: str, batch: str, start: int, size: int) -> None:
+        answer = ask(self.client, "readFile", f"{self.root}/{log}/{batch}", start=start, size=size)
+        data = self.model.get(f"{log}/{batch}")
+        if data is None:
+            assert error_of(answer) == MISSING
+        else:
+            assert b"".join(answer.payloads(Kind.OBJECT)) == data[start : start + size]
+
     @invariant()
     def files_are_those_of_the_model(self) -> None:
         for log in ("offsets", "commits", "sources/0"):
             answer = ask(self.client, "listDirectory", f"{self.root}/{log}")
+            assert answer.error is None or error_of(answer) == MISSING
             listing = {} if answer.error else names(answer)
             inside = {name.rpartition("/")[2] for name in self.model if name.startswith(log + "/")}
             assert set(listing) == inside
             for name in inside:
-                assert content(self.client, f"{self.root}/{log}/{name}") == self.model[f"{log}/{name}"]
+                answer = ask(self.client, "readFile", f"{self.root}/{log}/{name}")
+                assert b"".join(answer.payloads(Kind.OBJECT)) == self.model[f"{log}/{name}"]
 
 
 @pytest.mark.parametrize("scheme", ["file", "memory"])

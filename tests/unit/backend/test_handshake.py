@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,8 +25,7 @@ from spark_statestore.backend.handshake import peer_user, require_own_user
 from spark_statestore.backend.listener import Listener
 from spark_statestore.backend.protocol import PROTOCOL_VERSION, Kind
 from spark_statestore.errors import AuthenticationError
-from tests.spark.counting import wait_until
-from tests.unit.backend.backends import Backend, Client, commit, data, frame
+from tests.unit.backend.backends import HEADER, MAGIC, Backend, Client, commit, data, frame
 from tests.unit.store.stores import attempt_id
 
 NOBODY = 65534
@@ -39,6 +40,44 @@ def test_listener_refuses_a_request_without_a_handshake(backend: Backend, tmp_pa
         assert client.ask(request, data({b"a": b"1"})).error["type"] != ""
         assert client.is_closed()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"protocol": 99}, f"protocol 99.*protocol {PROTOCOL_VERSION}"),
+        ({"protocol": None}, f"protocol None.*protocol {PROTOCOL_VERSION}"),
+        ({"version": "99.0"}, f"99.0.*{__version__}.*install the same version"),
+        ({"version": "1\nERROR forged"}, r"'1\\nERROR forged'"),
+    ],
+)
+def test_handshake_refuses_another_version(backend: Backend, change: dict[str, Any], expected: str) -> None:
+    with backend.connect() as connection:
+        client = Client(connection)
+        answer = client.handshake(**change)
+        assert answer.error["type"] == "VersionMismatchError"
+        assert re.search(expected, answer.error["message"])
+        assert client.is_closed()
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "not a frame"),
+        (HEADER.pack(Kind.CONTROL, 0, MAGIC, 4097, 0) + bytes(4097), "larger than the 4096 allowed"),
+        (frame(Kind.CONTROL, b"[]"), "instead of an object"),
+        (frame(Kind.DATA), "starts with a DATA frame"),
+    ],
+    ids=["http", "large", "no-object", "no-control"],
+)
+def test_handshake_refuses_unreadable_frames(backend: Backend, sent: bytes, expected: str) -> None:
+    with backend.connect() as connection:
+        connection.sendall(sent)
+        client = Client(connection)
+        error = client.answer().error
+        assert error["type"] == "ProtocolError"
+        assert expected in error["message"]
+        assert client.is_closed()
 
 
 # Another user
@@ -176,27 +215,3 @@ def test_listener_survives_a_thread_limit(
     with connect(impatient) as connection:
         assert Client(connection).handshake().error is None
     assert "could not serve a connection" in caplog.text
-
-
-def test_output_of_libraries_does_not_block_the_backend(tmp_path: Path) -> None:
-    marker = tmp_path / "done"
-    (tmp_path / "sitecustomize.py").write_text(
-        "import pathlib, sys, threading, time\n"
-        "def much():\n"
-        "    time.sleep(1)\n"
-        "    for _ in range(1000):\n"
-        "        print('x' * 1000)\n"
-        f"    pathlib.Path({str(marker)!r}).touch()\n"
-        "if 'spark_statestore.backend' in str(sys.orig_argv):\n"
-        "    threading.Thread(target=much, daemon=True).start()\n"
-    )
-    running = Backend(environment={"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"})
-    reader = threading.Thread(target=running.process.stderr.read, daemon=True)
-    reader.start()
-    assert wait_until(marker.exists, 20)
-    with running.client() as client:
-        assert client.ask({"op": "explode"}).error["type"] == "ProtocolError"
-    running.process.stdin.close()
-    assert running.process.wait(20) == 0
-    reader.join(20)
-    running.stop()

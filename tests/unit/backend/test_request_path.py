@@ -9,9 +9,7 @@ module that is entered, but reading and writing them is I/O, and no return.
 
 from __future__ import annotations
 
-import socket
 import sys
-import threading
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -55,13 +53,18 @@ def path_of(calls: list[Call]) -> RequestPath:
     return RequestPath(modules, returns)
 
 
-def serve(
-    requests: Requests, request: dict[str, Any], *frames: tuple[Kind, bytes, int]
-) -> tuple[backends.Answer, RequestPath]:
-    """Serve one request on a thread of its own, over a socket pair."""
-    calls: list[Call] = []
+class TracedRequests(Requests):
+    """Requests with the calls of the one that was served last."""
 
-    def trace(frame: FrameType, event: str, _: object) -> None:
+    def serve(self, request: dict[str, Any], connection: FrameSocket) -> None:
+        self.calls: list[Call] = []
+        sys.setprofile(self._trace)
+        try:
+            super().serve(request, connection)
+        finally:
+            sys.setprofile(None)
+
+    def _trace(self, frame: FrameType, event: str, _: object) -> None:
         callee = frame.f_globals.get("__name__", "")
         if event != "call" or not callee.startswith(_PATH):
             return
@@ -70,27 +73,16 @@ def serve(
             caller = caller.f_back
         module, function = (caller.f_globals["__name__"], caller.f_code.co_name) if caller else ("", "")
         if module != callee:
-            calls.append((module, function, callee, frame.f_code.co_name))
+            self.calls.append((module, function, callee, frame.f_code.co_name))
 
-    def run() -> None:
-        received = server.receive()
-        assert received is not None
-        node = received.json()
-        sys.setprofile(trace)
-        try:
-            requests.serve(node, server)
-        finally:
-            sys.setprofile(None)
 
-    client_end, server_end = socket.socketpair()
-    with client_end, server_end:
-        server = FrameSocket(server_end)
-        serving = threading.Thread(target=run)
-        serving.start()
-        answer = backends.Client(client_end).ask(request, *frames)
-        serving.join()
+def serve(
+    requests: TracedRequests, request: dict[str, Any], *frames: tuple[Kind, bytes, int]
+) -> tuple[backends.Answer, RequestPath]:
+    with backends.serving(requests) as client:
+        answer = client.ask(request, *frames)
     assert answer.error is None
-    return answer, path_of(calls)
+    return answer, path_of(requests.calls)
 
 
 def check_path(path: RequestPath) -> None:
@@ -99,7 +91,7 @@ def check_path(path: RequestPath) -> None:
 
 
 def test_commit_and_load_requests_stay_within_few_modules(tmp_path: Path) -> None:
-    requests = Requests()
+    requests = TracedRequests()
     first, _ = serve(requests, backends.commit(tmp_path, 1, "a" * 16), backends.data({b"first": b"value"}))
     request = backends.commit(tmp_path, 2, "b" * 16, hasParent=True, parentAttemptId="a" * 16)
     parent = (Kind.HANDLE, first.payloads(Kind.HANDLE)[0], 0)
