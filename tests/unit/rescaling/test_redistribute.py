@@ -145,12 +145,20 @@ column_families = st.fixed_dictionaries(
     new=st.integers(1, 9),
     few=st.integers(1, 20),
     local=st.sampled_from(["file", "several stores at a time, as if this were remote"]),
+    apart=st.booleans(),
 )
 def test_rescaled_moves_each_row_to_the_partition_of_its_key(
-    tmp_path_factory: pytest.TempPathFactory, rows: Rows, old: int, new: int, few: int, local: str
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: Rows,
+    old: int,
+    new: int,
+    few: int,
+    local: str,
+    apart: bool,
 ) -> None:
     directory = tmp_path_factory.mktemp("query")
-    before = write(directory / "old", old, rows)
+    location = str(directory / "states") if apart else None
+    before = write(directory / "old", old, rows, checkpoints_dir=location)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spool, "_BATCH_ROWS", few)
         patch.setattr(parallel, "_LOCAL", local)
@@ -159,21 +167,20 @@ def test_rescaled_moves_each_row_to_the_partition_of_its_key(
             before.url,
             str(directory / "new"),
             new,
+            checkpoints_dir=location,
             stopped=True,
             progress=lambda count, total: reports.append((count, total)),
         )
         assert batch == BATCH
-        assert rescale(str(directory / "new"), str(directory / "again"), old, stopped=True) == BATCH
+        copies = str(directory / "new"), str(directory / "again")
+        assert rescale(*copies, old, checkpoints_dir=location, stopped=True) == BATCH
     assert reports == [(stores, new) for stores in range(new + 1)]
-    after = QueryCheckpoint(str(directory / "new"))
+    after, again = (QueryCheckpoint(copy, checkpoints_dir=location) for copy in copies)
     assert rows_by_partition(after) == where(rows, new)
+    assert partitions_seen_by_spark(directory / "new") == list(map(str, range(new)))
     assert after.operator(0).partitions == new
     assert after.offsets(BATCH).shuffle_partitions == new
-    assert (
-        rows_by_partition(QueryCheckpoint(str(directory / "again")))
-        == rows_by_partition(before)
-        == where(rows, old)
-    )
+    assert rows_by_partition(again) == rows_by_partition(before) == where(rows, old)
 
 
 SOME: Rows = {"one": {(number, "x"): [b"%d" % number] for number in range(50)}}
@@ -219,16 +226,6 @@ def test_rescaled_refuses_a_query_whose_state_it_cannot_distribute(tmp_path: Pat
 
 def partitions_seen_by_spark(checkpoint: Path) -> list[str]:
     return sorted(path.name for path in (checkpoint / "state" / "0").iterdir() if path.name != "_metadata")
-
-
-def test_rescale_with_checkpoints_dir_creates_directories_for_spark(tmp_path: Path) -> None:
-    location = str(tmp_path / "states")
-    before = write(tmp_path / "old", 4, SOME, checkpoints_dir=location)
-    rescale(before.url, str(tmp_path / "new"), 7, checkpoints_dir=location, stopped=True)
-    assert partitions_seen_by_spark(tmp_path / "new") == list("0123456")
-    assert rows_by_partition(QueryCheckpoint(str(tmp_path / "new"), checkpoints_dir=location)) == where(
-        SOME, 7
-    )
 
 
 @pytest.mark.parametrize("location", [None, "states"])

@@ -38,17 +38,6 @@ def hasty() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-def test_spool_keeps_the_rows_of_a_table_in_their_order() -> None:
-    spool = Spool(ROW_SCHEMA)
-    spool.add("a", rows(1, 2, 3, 4), np.array([0, 0, 1, 0]), 3)
-    spool.add("b", rows(5, 6, 7), np.array([0, 1, 0]), 3)
-    spool.add("b", rows(), np.array([], np.int64), 3)
-    for _ in range(2):
-        assert rows_of(spool, 0) == [("a", [1, 2, 4]), ("b", [5, 7])]
-        assert rows_of(spool, 1) == [("a", [3]), ("b", [6])]
-    assert rows_of(spool, 2) == []
-
-
 @pytest.mark.usefixtures("hasty")
 def test_spool_is_thread_safe() -> None:
     spool = Spool(ROW_SCHEMA)

@@ -1,11 +1,10 @@
-"""Tests of `decode_rows` against an encoder, and of malformed bytes."""
+"""Tests of `decode_rows` with malformed bytes and selected columns; test_encode.py has all values."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import struct
-from typing import Any
 
 import hypothesis.strategies as st
 import pyarrow as pa
@@ -15,43 +14,8 @@ from hypothesis import given, settings
 from spark_statestore.errors import CorruptCheckpointError, OptionError, UnsupportedFormatError
 from spark_statestore.rows import decode_rows
 from tests.support.effort import EFFORT
-from tests.unit.rows.encoder import SIMPLE, Column, encode, encode_row, rows, struct_of
-
-
-def schema(**fields: Any) -> str:
-    nodes = [{"name": n, "type": node, "nullable": True, "metadata": {}} for n, node in fields.items()]
-    return json.dumps({"type": "struct", "fields": nodes})
-
-
-def encoded(row: Column, values: list[Any]) -> pa.BinaryArray:
-    return pa.array([None if value is None else encode(row.node, value) for value in values], pa.binary())
-
-
-def shown(values: pa.Array) -> list[str]:
-    """Return each value as text, which distinguishes NaN from null and 0.0 from -0.0."""
-    return [repr(value) for value in values.to_pylist()]
-
-
-@given(st.data())
-@settings(max_examples=250 * EFFORT)
-def test_decode_rows_round_trips(data: st.DataObject) -> None:
-    row = data.draw(rows)
-    values = data.draw(st.lists(row.nullable, max_size=6))
-    column = decode_rows(encoded(row, values), json.dumps(row.node))
-    column.validate(full=True)
-    assert column.type == row.arrow
-    assert shown(column) == shown(pa.array(values, row.arrow))
-
-
-@pytest.mark.parametrize("column", SIMPLE, ids=lambda column: column.node)
-@given(st.data())
-@settings(max_examples=10 * EFFORT)
-def test_decode_rows_supports_every_type(column: Column, data: st.DataObject) -> None:
-    row = struct_of([column])
-    values = data.draw(st.lists(row.values, min_size=1, max_size=6))
-    assert shown(decode_rows(encoded(row, values), json.dumps(row.node))) == shown(
-        pa.array(values, row.arrow)
-    )
+from tests.unit.query.stored_query import schema
+from tests.unit.rows.encoder import encode, encode_row, rows
 
 
 @given(st.data())
@@ -59,7 +23,7 @@ def test_decode_rows_supports_every_type(column: Column, data: st.DataObject) ->
 def test_decode_rows_of_damaged_bytes_refuses_or_returns(data: st.DataObject) -> None:
     row = data.draw(rows.filter(lambda row: row.arrow.num_fields))
     values = data.draw(st.lists(row.values, min_size=1, max_size=4))
-    damaged = [bytearray(value) for value in encoded(row, values).to_pylist()]
+    damaged = [bytearray(encode(row.node, value)) for value in values]
     for _ in range(data.draw(st.integers(1, 3))):
         victim = damaged[data.draw(st.integers(0, len(damaged) - 1))]
         if victim and data.draw(st.booleans()):
@@ -73,20 +37,6 @@ def test_decode_rows_of_damaged_bytes_refuses_or_returns(data: st.DataObject) ->
         column = decode_rows(pa.array(map(bytes, damaged), pa.binary()), text)
         # The digits of a decimal are not validated; everything else is.
         assert "decimal" in text or column.validate(full=True) is None
-
-
-MANY = {f"f{number}": "long" for number in range(130)}
-
-
-def test_decode_rows_of_more_than_64_fields_and_elements() -> None:
-    numbers = [None if number % 3 == 0 else number for number in range(130)]
-    wide = pa.array([encode_row(list(MANY.values()), numbers)], pa.binary())
-    assert list(decode_rows(wide, schema(**MANY))[0].as_py().values()) == numbers
-    flags = [None if number % 5 == 0 else number % 2 == 0 for number in range(200)]
-    node = {"type": "array", "elementType": "boolean", "containsNull": True}
-    arrays = [flags[:count] for count in (200, 3, 64, 65, 63, 0, 128)]
-    long = pa.array([encode_row([node], [array]) for array in arrays], pa.binary())
-    assert decode_rows(long, schema(a=node)).field("a").to_pylist() == arrays
 
 
 def test_decode_rows_of_chunks_and_slices() -> None:

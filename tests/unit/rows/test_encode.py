@@ -1,4 +1,4 @@
-"""Tests of `encode_rows` against an encoder of single values, and of rows that have no encoding."""
+"""Tests of `encode_rows` and `decode_rows` against an encoder of single values, and of wrong values."""
 
 from __future__ import annotations
 
@@ -15,67 +15,63 @@ from spark_statestore.errors import CorruptCheckpointError, RowEncodingError, Un
 from spark_statestore.formats.change_batches import CHANGE_SCHEMA, pack
 from spark_statestore.rows import decode_rows, encode_rows
 from tests.support.effort import EFFORT
-from tests.unit.rows.encoder import SIMPLE, Column, encode, encode_row, repeated_names, rows, struct_of
-
-
-def schema(*, nullable: bool = True, **fields: Any) -> str:
-    nodes = [{"name": n, "type": node, "nullable": nullable, "metadata": {}} for n, node in fields.items()]
-    return json.dumps({"type": "struct", "fields": nodes})
+from tests.unit.query.stored_query import schema
+from tests.unit.rows.encoder import SIMPLE, Column, encode, encode_row, rows, struct_of
 
 
 def expected(row: Column, values: list[Any]) -> list[bytes | None]:
     return [None if value is None else encode(row.node, value) for value in values]
 
 
-@given(st.data())
-@settings(max_examples=250 * EFFORT)
-def test_encode_rows_equals_rows_encoded_singly(data: st.DataObject) -> None:
-    row = data.draw(rows)
-    values = data.draw(st.lists(row.nullable, max_size=6))
+def check_round_trip(row: Column, values: list[Any]) -> pa.BinaryArray:
+    """Return the encoded rows, once they were compared, decoded and encoded again."""
     text = json.dumps(row.node)
     structs = pa.array(values, row.arrow)
     encoded = encode_rows(structs, text)
     encoded.validate(full=True)
     assert encoded.to_pylist() == expected(row, values)
     decoded = decode_rows(encoded, text)
+    decoded.validate(full=True)
+    assert decoded.type == row.arrow
+    # As text, which distinguishes NaN from null and 0.0 from -0.0.
     assert repr(decoded.to_pylist()) == repr(structs.to_pylist())
     assert encode_rows(decoded, text).equals(encoded)
+    return encoded
+
+
+@given(st.data())
+@settings(max_examples=250 * EFFORT)
+def test_rows_equal_rows_encoded_singly_and_are_decoded(data: st.DataObject) -> None:
+    row = data.draw(rows)
+    values = data.draw(st.lists(row.nullable, max_size=6))
+    encoded = check_round_trip(row, values)
     # A slice begins in the middle of buffers and bitmaps.
     start = data.draw(st.integers(0, len(values)))
-    assert encode_rows(structs[start:], text).to_pylist() == encoded.to_pylist()[start:]
+    structs = pa.array(values, row.arrow)
+    assert encode_rows(structs[start:], json.dumps(row.node)).to_pylist() == encoded.to_pylist()[start:]
 
 
 @pytest.mark.parametrize("column", SIMPLE, ids=lambda column: column.node)
 @given(st.data())
 @settings(max_examples=15 * EFFORT)
-def test_encode_rows_supports_every_type(column: Column, data: st.DataObject) -> None:
+def test_rows_of_every_type_are_encoded_and_decoded(column: Column, data: st.DataObject) -> None:
     row = struct_of([column])
-    values = data.draw(st.lists(row.values, min_size=1, max_size=6))
-    encoded = encode_rows(pa.array(values, row.arrow), json.dumps(row.node))
-    assert encoded.to_pylist() == expected(row, values)
-    assert encode_rows(decode_rows(encoded, json.dumps(row.node)), json.dumps(row.node)).equals(encoded)
+    check_round_trip(row, data.draw(st.lists(row.values, min_size=1, max_size=6)))
 
 
-@given(st.data())
-@settings(max_examples=50 * EFFORT)
-def test_encode_rows_finds_fields_of_repeated_names(data: st.DataObject) -> None:
-    row = data.draw(rows)
-    values = data.draw(st.lists(row.values, min_size=1, max_size=3))
-    renamed = json.dumps(data.draw(repeated_names(row.node)))
-    encoded = pa.array(expected(row, values), pa.binary())
-    assert encode_rows(decode_rows(encoded, renamed), renamed).equals(encoded)
-
-
-def test_encode_rows_of_more_than_64_fields_and_elements() -> None:
+def test_rows_of_more_than_64_fields_are_encoded_and_decoded() -> None:
     numbers = {f"f{number}": None if number % 3 == 0 else number for number in range(130)}
     text = schema(**dict.fromkeys(numbers, "long"))
     table = pa.Table.from_pylist([numbers], pa.schema([(name, pa.int64()) for name in numbers]))
-    assert encode_rows(table, text).to_pylist() == [encode_row(["long"] * 130, list(numbers.values()))]
+    encoded = encode_rows(table, text)
+    assert encoded.to_pylist() == [encode_row(["long"] * 130, list(numbers.values()))]
+    assert decode_rows(encoded, text).to_pylist() == [numbers]
     flags = [None if number % 5 == 0 else number % 2 == 0 for number in range(200)]
     node = {"type": "array", "elementType": "boolean", "containsNull": True}
     arrays = [flags[:count] for count in (200, 3, 64, 65, 63, 0, 128)]
     encoded = encode_rows(pa.table({"a": pa.array(arrays, pa.list_(pa.bool_()))}), schema(a=node))
     assert encoded.to_pylist() == [encode_row([node], [array]) for array in arrays]
+    assert decode_rows(encoded, schema(a=node)).to_pylist() == [{"a": array} for array in arrays]
 
 
 @pytest.mark.parametrize(
@@ -295,7 +291,7 @@ def test_encode_rows_refuses_null_where_the_schema_does() -> None:
     table = pa.table({"a": pa.array([1, None], pa.int64())})
     assert encode_rows(table, schema(a="long")).null_count == 0
     with pytest.raises(RowEncodingError, match=r"^row 1: the column 'a' is null, which the schema"):
-        encode_rows(table, schema(a="long", nullable=False))
+        encode_rows(table, schema(a="long").replace("true", "false"))
     # The field of a struct that is null is not.
     inner = {"type": "struct", "fields": [{"name": "x", "type": "long", "nullable": False, "metadata": {}}]}
     structs = pa.table({"a": pa.array([{"x": 1}, None])})

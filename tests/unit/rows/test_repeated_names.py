@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from spark_statestore import diff_state, iter_state, read_state
 from spark_statestore.cli.output import plain
 from spark_statestore.rescaling.murmur3 import hash_columns
-from spark_statestore.rows import decode_rows
+from spark_statestore.rows import decode_rows, encode_rows
 from spark_statestore.rows.types import SparkType, parse_schema
 from tests.support.effort import EFFORT
 from tests.unit.cli.commands import node, output_of
@@ -117,7 +117,7 @@ def test_names_with_dots_differ_from_paths(kind: dict[str, Any], paths: list[str
 
 @given(st.data())
 @settings(max_examples=100 * EFFORT)
-def test_decode_rows_maps_repeated_names_by_position(data: st.DataObject) -> None:
+def test_rows_of_repeated_names_are_matched_by_position(data: st.DataObject) -> None:
     row = data.draw(rows)
     values = data.draw(st.lists(row.nullable, max_size=5))
     schema = json.dumps(data.draw(repeated_names(row.node)))
@@ -125,6 +125,7 @@ def test_decode_rows_maps_repeated_names_by_position(data: st.DataObject) -> Non
     column = decode_rows(stored, schema)
     column.validate(full=True)
     assert column.type == decode_rows(stored, schema).type
+    assert encode_rows(column, schema).equals(stored)
     assert not any(alike(part.names) for part in structs(column.type))
     expected = pa.array(values, row.arrow).to_pylist()
     assert repr(by_position(column.to_pylist())) == repr(by_position(expected))
