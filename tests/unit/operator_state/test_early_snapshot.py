@@ -42,7 +42,6 @@ class Pickling(StateSerializer[Any]):
 
 
 LIST = ListStateDescriptor("list", pa.list_(pa.int64()))
-UNION = ListStateDescriptor("union", pa.int8())
 MAP = MapStateDescriptor("map", pa.string(), pa.binary())
 # More than what stays inside of metadata.
 LARGE = b"x" * 30_000

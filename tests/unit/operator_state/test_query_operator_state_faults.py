@@ -103,14 +103,15 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Model]:
 
 
 @pytest.mark.parametrize(
-    "parallelisms",
+    ("size", "parallelisms"),
     [
-        pytest.param((1, 1, 1, 1, 1), id="1"),
-        pytest.param((2, 2, 3, 2, 3), id="2 to 3", marks=pytest.mark.slow),
-        pytest.param((2, 3, 3, 3, 1), id="3 to 1", marks=pytest.mark.slow),
+        pytest.param("small", (1, 1, 1, 1, 1), id="small"),
+        pytest.param("large", (1, 1, 1, 1, 1), id="large"),
+        pytest.param("large and early", (1, 1, 1, 1, 1), id="large and early"),
+        pytest.param("small", (2, 2, 3, 2, 3), id="small, 2 to 3", marks=pytest.mark.slow),
+        pytest.param("large and early", (2, 3, 3, 3, 1), id="large, 3 to 1", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("size", ["small", "large", "large and early"])
 def test_interrupted_batch_is_published_or_not_and_can_run_again(
     model: Model, size: str, parallelisms: Sequence[int]
 ) -> None:

@@ -24,12 +24,7 @@ from spark_statestore.storage.memory_streams import MemCheckpointStreamFactory
 from spark_statestore.storage.operator_handles import Mode
 from spark_statestore.storage.streams import CheckpointedStateScope, CheckpointStreamFactory
 from tests.support.contracts.snapshots import SnapshotTests
-from tests.unit.file_system_fixtures import (
-    FsspecMemoryFiles,
-    LocalFiles,
-    ProcessMemoryFiles,
-    SyncedLocalFiles,
-)
+from tests.unit.file_system_fixtures import FsspecMemoryFiles, LocalFiles, ProcessMemoryFiles
 from tests.unit.operator_state.backends import (
     MEMORY,
     NUMBERS,
@@ -40,10 +35,6 @@ from tests.unit.operator_state.backends import (
 
 
 class TestSnapshotsOnLocalFiles(LocalFiles, SnapshotTests):
-    pass
-
-
-class TestSnapshotsOnSyncedFiles(SyncedLocalFiles, SnapshotTests):
     pass
 
 
