@@ -131,19 +131,3 @@ def test_erasure_is_refused_before_anything_is_changed(query: StoredQuery) -> No
         with pytest.raises(OptionError, match="cannot be evaluated"):
             erase(query.url, "value.count = 1", stopped=True)
     assert query.files() == before
-
-
-def test_command_erases_keys(tmp_path: Path) -> None:
-    query = StoredQuery(tmp_path / "query", 2, partitions=3)
-    query.run(**WORDS, ann=1)
-    # As of a rollback: what it needs is not deleted.
-    entry = query.directory / "rolled-back/1/commits/0"
-    entry.parent.mkdir(parents=True)
-    shutil.copy(query.directory / "commits/0", entry)
-    command = ("state", "erase", query.url, "--where", ANN, "--stopped")
-    report = node(*command, code=1)
-    assert (report["ok"], report["stores"], report["rows"]) == (False, 1, 1)
-    assert report["absence"]["unknown"]
-    entry.unlink()
-    assert "0 stores were written anew, of the batches: none" in output_of(*command)
-    assert node(*command)["ok"]

@@ -128,11 +128,23 @@ def test_wrong_arguments_are_refused_and_leave_no_files(
     assert not (tmp_path / "target").exists()
 
 
-def test_offsets_of_files_are_refused(tmp_path: Path) -> None:
-    query = StoredQuery(tmp_path / "query")
-    query.run(a=1)
-    with pytest.raises(OptionError, match=r"reads files, .* Give a list of the files and directories"):
-        bootstrap(query.url, str(tmp_path / "target"), {}, offsets={"0": {"logOffset": 4}})
+@pytest.mark.parametrize(
+    ("sources", "offsets", "message"),
+    [
+        (['{"t":{"0":7}}', "-"], {"1": "4"}, "the source '1' has no offset yet"),
+        (['{"t":{"0":7}}', "next: 5"], {"1": "4"}, "the source has written next: 5, and they differ in kind"),
+        (2 * ['{"t":{"0":3}}'], {"0": {"t": {"0": 4}}}, "the sources '0' and '1' have the same offset"),
+        (2 * ['{"logOffset":1}'], {"0": {"logOffset": 4}}, "reads a source several times"),
+        (['{"logOffset":1}'], {"0": {"logOffset": 4}}, "reads files, .* Give a list of the files and dir"),
+    ],
+    ids=str,
+)
+def test_offsets_that_do_not_fit_the_sources_are_refused(
+    started: StoredQuery, tmp_path: Path, sources: list[str], offsets: dict[str, Any], message: str
+) -> None:
+    with_sources(started, *sources)
+    with pytest.raises(OptionError, match=message):
+        bootstrap(started.url, str(tmp_path / "target"), {}, offsets=offsets)
 
 
 @pytest.fixture
@@ -188,23 +200,9 @@ def test_wrong_files_are_refused(
     assert not (tmp_path / "target").exists()
 
 
-def test_offset_of_a_source_without_rows_is_refused(started: StoredQuery, tmp_path: Path) -> None:
-    with_sources(started, '{"t":{"0":7}}', "-")
-    with pytest.raises(OptionError, match="the source '1' has no offset yet"):
-        bootstrap(started.url, str(tmp_path / "target"), {}, offsets={"1": "4"})
-
-
-def test_offset_of_a_source_that_writes_no_json_is_refused(started: StoredQuery, tmp_path: Path) -> None:
-    with_sources(started, '{"t":{"0":7}}', "next: 5")
-    with pytest.raises(OptionError, match="the source has written next: 5, and they differ in kind"):
-        bootstrap(started.url, str(tmp_path / "target"), {}, offsets={"1": "4"})
-
-
 def test_equal_offsets_are_set_together(started: StoredQuery, tmp_path: Path) -> None:
     same = '{"t":{"0":3}}'
     with_sources(started, same, same)
-    with pytest.raises(OptionError, match="the sources '0' and '1' have the same offset"):
-        bootstrap(started.url, str(tmp_path / "target"), {}, offsets={"0": {"t": {"0": 4}}})
     new = '{"t":{"0":4}}'
     bootstrap(started.url, str(tmp_path / "target"), {}, offsets={"0": new, "1": new})
     assert entry(tmp_path / "target")[2:] == [new, new]
@@ -220,12 +218,6 @@ def test_operator_state_of_the_run_is_not_taken(started: StoredQuery, tmp_path: 
     bootstrap(started.url, str(tmp_path / "target"), {})
     assert not (tmp_path / "target" / "operator-state").exists()
     assert QueryOperatorState(str(tmp_path / "target"), "limits").batches() == []
-
-
-def test_offsets_of_a_source_that_is_read_twice_are_refused(started: StoredQuery, tmp_path: Path) -> None:
-    with_sources(started, '{"logOffset":1}', '{"logOffset":1}')
-    with pytest.raises(OptionError, match="reads a source several times"):
-        bootstrap(started.url, str(tmp_path / "target"), {}, offsets={"0": {"logOffset": 4}})
 
 
 def test_target_must_be_empty(started: StoredQuery, tmp_path: Path) -> None:

@@ -233,23 +233,6 @@ def test_dry_run_reads_all_and_writes_nothing(old: StoredQuery, new: StoredQuery
     assert not Path(target).exists()
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        (['{"logOffset":0}', '{"logOffset":0}'], "reads the sources 0, and the new one 0, 1"),
-        (['{"orders":{"0":1}}'], "the source 0 of the new query has the offset"),
-        (['{"orders":{"0":1}}', '{"clicks":{"0":1}}'], "reads the sources 0, and"),
-        (["5"], "the source 0 of the new query has the offset 5"),
-    ],
-)
-def test_sources_of_other_kinds_are_refused(
-    old: StoredQuery, new: StoredQuery, tmp_path: Path, lines: list[str], message: str
-) -> None:
-    new.put("offsets/0", "\n".join([*entry(new.url, "offsets", 0)[:2], *lines]))
-    with pytest.raises(OptionError, match=message):
-        migrate(old.url, new.url, str(tmp_path / "target"))
-
-
 class Latin1Query(StoredQuery):
     """A query of one partition whose words are not UTF-8."""
 
@@ -264,6 +247,9 @@ class Latin1Query(StoredQuery):
         ("v1", ['{"orders":{"0":1}}'], ['{"orders":{"0":9,"1":2}}'], None),
         ("v1", ['{"orders":{"0":1}}'], ['{"clicks":{"0":9}}'], "another kind or topic"),
         ("v1", ["-"], ['{"clicks":{"0":9}}'], None),
+        ("v1", ['{"logOffset":0}'], 2 * ['{"logOffset":0}'], "reads the sources 0, and the new one 0, 1"),
+        ("v1", ['{"logOffset":0}'], ['{"orders":{"0":1}}'], "the source 0 of the new query has the offset"),
+        ("v1", ['{"logOffset":0}'], ["5"], "the source 0 of the new query has the offset 5"),
         ("v1", ["7", '{"a":{"0":1}}'], ['{"a":{"0":1}}', "7"], "another kind or topic"),
         ("v2", ['b:{"o":{"0":1}}', "a:7"], ["a:9", 'b:{"o":{"0":1}}'], None),
         ("v2", ["a:7"], ["b:7"], "reads the sources a, and the new one b"),

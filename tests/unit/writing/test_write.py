@@ -38,7 +38,7 @@ from spark_statestore.writing import rows as rows_of_changes
 from spark_statestore.writing.changes import StateChanges
 from spark_statestore.writing.rows import Mode, require_writable
 from tests.support.effort import EFFORT
-from tests.unit.query.stored_query import StoredQuery
+from tests.unit.query.stored_query import StoredQuery, schema
 
 WORDS = {f"word {number}": number for number in range(40)}
 
@@ -89,43 +89,25 @@ def test_write_state_upserts_keys(query: StoredQuery, tmp_path: Path) -> None:
     assert placed(target) == placed(query.url)
 
 
-def test_write_state_replaces_the_state(query: StoredQuery, tmp_path: Path) -> None:
-    result = write_state(query.url, str(tmp_path / "target"), table({"word 1": 7, "new": 1}), mode="replace")
-    assert result == WrittenState(batch=1, added=1, changed=1, removed=39)
-    assert counts(tmp_path / "target") == {"word 1": 7, "new": 1}
-    result = write_state(query.url, str(tmp_path / "empty"), table({}), mode="replace")
-    assert result == WrittenState(batch=1, added=0, changed=0, removed=40)
-    assert counts(tmp_path / "empty") == {}
-    again = write_state(str(tmp_path / "empty"), str(tmp_path / "full"), table(WORDS))
-    assert again.added == 40
-    assert counts(tmp_path / "full") == WORDS
-
-
 def test_write_state_deletes_keys(query: StoredQuery, tmp_path: Path) -> None:
-    keys = table({"word 1": 0, "word 5": 0, "never": 0})
+    query.run(**{"of a user": 12_345})
+    keys = table({"word 1": 0, "of a user": 0, "never": 0})
     for number, deleted in enumerate([keys, keys.select(["key"])]):
         target = tmp_path / str(number)
-        result = write_state(query.url, str(target), deleted, mode="delete", batch=0)
-        assert result == WrittenState(batch=0, added=0, changed=0, removed=2)
-        assert counts(target) == {word: n for word, n in WORDS.items() if word not in ("word 1", "word 5")}
-
-
-def test_deleted_key_is_in_no_file(query: StoredQuery, tmp_path: Path) -> None:
-    def files_with(word: bytes, location: Path) -> list[Path]:
-        return [path for path in location.rglob("*") if path.is_file() and word in path.read_bytes()]
-
-    query.run(**{"of a user": 12_345})
-    assert files_with(b"of a user", query.directory)
-    write_state(query.url, str(tmp_path / "target"), table({"of a user": 0}).select(["key"]), mode="delete")
-    assert counts(tmp_path / "target") == WORDS | {"word 1": 100}
-    assert files_with(b"word 1", tmp_path / "target")
-    assert not files_with(b"of a user", tmp_path / "target")
+        result = write_state(query.url, str(target), deleted, mode="delete")
+        assert result == WrittenState(batch=2, added=0, changed=0, removed=2)
+        assert counts(target) == {word: n for word, n in WORDS.items() if word != "word 1"}
+        files = [path.read_bytes() for path in target.rglob("*") if path.is_file()]
+        assert any(b"word 2" in data for data in files)
+        assert not any(b"of a user" in data for data in files)
 
 
 def test_write_state_takes_what_read_state_returns(query: StoredQuery, tmp_path: Path) -> None:
-    result = write_state(query.url, str(tmp_path / "target"), read_state(query.url), mode="replace")
-    assert result == WrittenState(batch=1, added=0, changed=40, removed=0)
-    assert read_state(str(tmp_path / "target")).sort_by("partition_id").schema == read_state(query.url).schema
+    state = read_state(query.url, batch=0)
+    result = write_state(query.url, str(tmp_path / "target"), state, mode="replace", batch=0)
+    assert result == WrittenState(batch=0, added=0, changed=40, removed=0)
+    assert counts(tmp_path / "target") == WORDS
+    assert read_state(str(tmp_path / "target")).sort_by("partition_id").schema == state.schema
     assert placed(tmp_path / "target") == placed(query.url)
 
 
@@ -313,23 +295,9 @@ def test_write_state_refuses_settings_that_change_the_layout(
         write_state(query.url, str(tmp_path / "target"), table({}))
 
 
-def test_write_state_refuses_keys_in_other_partitions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tests.unit.query.stored_query.partition_of", lambda word, partitions: 0)
-    query = StoredQuery(tmp_path / "query", partitions=3)
-    query.run(**WORDS)
-    with pytest.raises(RescaleError, match="keys are not in the partition that Spark gives them among 3"):
-        write_state(query.url, str(tmp_path / "target"), table({"a": 1}))
-    assert not (tmp_path / "target").exists()
-
-
 def test_keys_of_an_aggregation_are_normalized() -> None:
-    nodes = [
-        {"name": "a", "type": {"type": "array", "elementType": "double", "containsNull": True}},
-        {"name": "b", "type": "float"},
-    ]
-    kind = parse_schema(json.dumps({"type": "struct", "fields": nodes}))
+    doubles = {"type": "array", "elementType": "double", "containsNull": True}
+    kind = parse_schema(schema(a=doubles, b="float"))
     other_nan = np.array([0x7FF8 << 48 | 1], "<u8").view("<f8")[0]
 
     def require(double: float, single: float) -> None:
@@ -349,14 +317,10 @@ def test_keys_of_an_aggregation_are_normalized() -> None:
     ("total", "is_empty", "is_refused"), [(None, True, True), (None, False, False), (0, True, False)]
 )
 def test_sum_of_no_decimals_is_zero(total: int | None, is_empty: bool, is_refused: bool) -> None:
-    fields = [
-        {"name": name, "type": kind, "nullable": True, "metadata": {}}
-        for name, kind in (("sum", "decimal(20,2)"), ("isEmpty", "boolean"))
-    ]
-    schema = json.dumps({"type": "struct", "fields": fields})
+    buffers = schema(sum="decimal(20,2)", isEmpty="boolean")
     row = {"sum": None if total is None else Decimal(total), "isEmpty": is_empty}
-    values = encode_rows(pa.array([row], parse_schema(schema).arrow), schema)
-    state = ColumnFamily("default", 0, schema, schema, "hash", 0)
+    values = encode_rows(pa.array([row], parse_schema(buffers).arrow), buffers)
+    state = ColumnFamily("default", 0, buffers, buffers, "hash", 0)
 
     def require() -> None:
         rows_of_changes._require_filled_buffers(pa.chunked_array([values]), state, 0, 0)
@@ -370,15 +334,14 @@ def test_sum_of_no_decimals_is_zero(total: int | None, is_empty: bool, is_refuse
 
 def test_keys_with_maps_are_refused() -> None:
     node = {"type": "map", "keyType": "string", "valueType": "long", "valueContainsNull": True}
-    fields = [{"name": "a", "type": {"type": "array", "elementType": node, "containsNull": True}}]
+    maps = {"type": "array", "elementType": node, "containsNull": True}
     with pytest.raises(OptionError, match="the key of the state has a map"):
-        rows_of_changes._require_no_map(parse_schema(json.dumps({"type": "struct", "fields": fields})))
+        rows_of_changes._require_no_map(parse_schema(schema(a=maps)))
 
 
 def described(kind: str, **properties: Any) -> tuple[StatefulOperator, ColumnFamily]:
     """An operator of transformWithState with one variable, and its column family."""
-    schema = json.dumps({"type": "struct", "fields": [{"name": "n", "type": "long", "nullable": True}]})
-    state = ColumnFamily("count", 0, schema, schema, "hash", 0, created_at_version=1)
+    state = ColumnFamily("count", 0, schema(n="long"), schema(n="long"), "hash", 0, created_at_version=1)
     variables = [{"stateName": "count", "stateVariableType": kind, **properties}]
     node = {"operatorPropertiesJson": json.dumps({"stateVariables": variables})}
     stores = (OperatorStore("default", 0, 1),)
