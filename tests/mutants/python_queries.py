@@ -443,7 +443,7 @@ _OF_OPERATOR_STATE: Final = (
         "if not may_be_published and self._files.exists(self._metadata_path(part)):",
         (
             f"{_TESTS}/operator_state/test_query_operator_state_faults.py",
-            f"{_TESTS}/operator_state/test_query_operator_state.py",
+            f"{_TESTS}/operator_state/test_early_snapshot.py",
         ),
         "A part that was published although the answer was lost keeps its streams.",
     ),
