@@ -8,7 +8,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 
 from spark_statestore.operator_state import RoundRobinOperatorStateRepartitioner
 from spark_statestore.storage.operator_handles import (
@@ -111,6 +111,16 @@ def checkpoints(draw: Any) -> list[list[OperatorStreamStateHandle | None]]:
     return subtasks
 
 
+# A broadcast state that some subtasks lack, at the same parallelism.
+@example(
+    [
+        [handle("A", b1=(BROADCAST, [1]), s1=(SPLIT, [5, 6]))],
+        [handle("B", s1=(SPLIT, [7]))],
+        [handle("C", b1=(BROADCAST, [3]))],
+        [],
+    ],
+    [4],
+)
 @given(checkpoints(), st.lists(st.integers(1, 6), min_size=1, max_size=3))
 def test_repartitioner_loses_duplicates_and_reorders_no_element(previous: Any, steps: list[int]) -> None:
     everything = [h for handles in previous for h in handles]
