@@ -101,10 +101,8 @@ def test_decode_rows_refuses_shared_elements_before_allocation() -> None:
     at = 8 + len(bitmap) + 8 * count
     outer = struct.pack("<q", count) + bitmap + struct.pack("<q", at << 32 | len(inner)) * count + inner
     row = bytes(8) + struct.pack("<q", 16 << 32 | len(outer)) + outer
-    nested = (
-        '{"type":"struct","fields":[{"name":"a","type":{"type":"array","elementType":{"type":"array",'
-        '"elementType":"long","containsNull":true},"containsNull":true},"nullable":true,"metadata":{}}]}'
-    )
+    numbers = {"type": "array", "elementType": "long", "containsNull": True}
+    nested = schema(a={"type": "array", "elementType": numbers, "containsNull": True})
     with pytest.raises(CorruptCheckpointError, match="elements that belong to another value too"):
         decode_rows(pa.array([row]), nested)
 

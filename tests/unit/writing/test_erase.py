@@ -33,6 +33,7 @@ from spark_statestore.query import QueryCheckpoint
 from spark_statestore.savepoints.savepoint_holds import held_while
 from spark_statestore.testing.faults import FaultInjectingFileSystem
 from spark_statestore.testing.faults_plan import Fault
+from tests.support.trees import files_below
 from tests.unit.cli.commands import node, output_of
 from tests.unit.query.stored_query import StoredQuery, schema
 from tests.unit.rows.encoder import encode_row
@@ -45,15 +46,9 @@ VALUE = 0x7A5B3C9D1E2F4A6B
 WORDS = {hashlib.sha256(b"%d" % number).hexdigest(): number for number in range(100)}
 
 
-def files(directory: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()
-    }
-
-
 def has_the_user(directory: Path) -> tuple[bool, bool]:
     """Return whether files have the bytes of the key and of its value."""
-    contents = files(directory).values()
+    contents = files_below(directory).values()
     return tuple(
         any(part in data for data in contents) for part in (USER.encode(), VALUE.to_bytes(8, "little"))
     )
@@ -91,11 +86,11 @@ def test_key_is_erased_from_savepoints(
     threshold: int, query: StoredQuery, saved: Path, tmp_path: Path
 ) -> None:
     before_the_key = new_savepoint(query, tmp_path, batch=0)
-    unchanged = files(before_the_key)
+    unchanged = files_below(before_the_key)
     query.run(other=1)
     later = new_savepoint(query, tmp_path)
     described = load_savepoint(str(saved))
-    assert (threshold == 512) == any("/shared/" in path for path in files(saved))
+    assert (threshold == 512) == any("/shared/" in path for path in files_below(saved))
     assert has_the_user(saved) == (True, True)
     assert not verify_absent(str(saved), CONDITION).ok
     erasure = erase(
@@ -114,7 +109,7 @@ def test_key_is_erased_from_savepoints(
         assert not verify(str(path)).problems
         assert counts(path) == words
     assert load_savepoint(str(saved)) == described
-    assert files(before_the_key) == unchanged
+    assert files_below(before_the_key) == unchanged
     assert restore(str(saved), str(tmp_path / "restored")) == 1
     assert counts(tmp_path / "restored") == WORDS
     assert not verify(str(tmp_path / "restored")).problems
@@ -182,21 +177,21 @@ def test_savepoint_is_refused_before_anything_is_changed(
 ) -> None:
     whole = new_savepoint(query, tmp_path)
     refused = make(query, saved, tmp_path)
-    before = files(tmp_path)
+    before = files_below(tmp_path)
     with pytest.raises(error, match=message):
         erase(query.url, CONDITION, stopped=True, savepoints=[str(whole), str(refused)])
-    assert files(tmp_path) == before
+    assert files_below(tmp_path) == before
 
 
 def test_other_columns_or_operators_change_no_savepoint(
     query: StoredQuery, saved: Path, tmp_path: Path
 ) -> None:
-    before = files(tmp_path)
+    before = files_below(tmp_path)
     with pytest.raises(OptionError, match="cannot be evaluated"):
         erase(query.url, "value.count = 1", stopped=True, savepoints=[str(saved)])
     with pytest.raises(CheckpointNotFoundError, match="has no stateful operator 1"):
         erase(query.url, CONDITION, stopped=True, savepoints=[str(saved)], operator=1)
-    assert files(tmp_path) == before
+    assert files_below(tmp_path) == before
 
 
 def test_savepoint_that_is_copied_meanwhile_keeps_its_files(query: StoredQuery, saved: Path) -> None:

@@ -38,6 +38,7 @@ from spark_statestore.writing import rows as rows_of_changes
 from spark_statestore.writing.changes import StateChanges
 from spark_statestore.writing.rows import Mode, require_writable
 from tests.support.effort import EFFORT
+from tests.support.trees import files_below
 from tests.unit.query.stored_query import StoredQuery, schema
 
 WORDS = {f"word {number}": number for number in range(40)}
@@ -97,9 +98,9 @@ def test_write_state_deletes_keys(query: StoredQuery, tmp_path: Path) -> None:
         result = write_state(query.url, str(target), deleted, mode="delete")
         assert result == WrittenState(batch=2, added=0, changed=0, removed=2)
         assert counts(target) == {word: n for word, n in WORDS.items() if word != "word 1"}
-        files = [path.read_bytes() for path in target.rglob("*") if path.is_file()]
-        assert any(b"word 2" in data for data in files)
-        assert not any(b"of a user" in data for data in files)
+        contents = files_below(target).values()
+        assert any(b"word 2" in data for data in contents)
+        assert not any(b"of a user" in data for data in contents)
 
 
 def test_write_state_takes_what_read_state_returns(query: StoredQuery, tmp_path: Path) -> None:
