@@ -214,7 +214,9 @@ def test_backend_serves_64_connections_and_leaks_nothing(backend: Backend, slow:
         def work(number: int) -> int:
             """Commit five versions as one of 64 tasks; return the number of batches that a load has."""
             root = slow.directory / str(number)
-            task_store = store_of(slow, f"{number}") | {"root": f"slow://{root}", "partition": number}
+            # So that no commit is given up on a machine that is slow itself.
+            task_store = store_of(slow, f"{number}", storageTimeoutSeconds="60")
+            task_store |= {"root": f"slow://{root}", "partition": number}
             with backend.client() as client:
                 start.wait(30)
                 handle: list[tuple[Kind, bytes, int]] = []
