@@ -14,21 +14,6 @@ from spark_statestore.rescaling.spool import Spool
 from spark_statestore.store.changelog_apply import ROW_SCHEMA
 
 
-def rows(*values: int) -> pa.Table:
-    # Several batches, as tables of many versions have.
-    batches = [
-        pa.RecordBatch.from_pylist([{"key": b"k", "value": b"%d" % value}], ROW_SCHEMA) for value in values
-    ]
-    return pa.Table.from_batches(batches, ROW_SCHEMA)
-
-
-def rows_of(spool: Spool, partition: int) -> list[tuple[str, list[int]]]:
-    return [
-        (state, [int(value) for value in table["value"].to_pylist()])
-        for state, table in spool.tables(partition)
-    ]
-
-
 @pytest.fixture
 def hasty() -> Iterator[None]:
     """Threads that take turns all the time."""
@@ -44,12 +29,19 @@ def test_spool_is_thread_safe() -> None:
     numbers = np.arange(200)
 
     def write(state: str) -> None:
-        spool.add(state, rows(*numbers.tolist()), numbers % 3, 3)
+        # Several batches, as tables of many versions have.
+        rows = [{"key": b"k", "value": b"%d" % number} for number in numbers]
+        batches = [pa.RecordBatch.from_pylist([row], ROW_SCHEMA) for row in rows]
+        spool.add(state, pa.Table.from_batches(batches, ROW_SCHEMA), numbers % 3, 3)
+
+    def read(partition: int) -> list[tuple[str, list[int]]]:
+        tables = spool.tables(partition)
+        return sorted((state, list(map(int, table["value"].to_pylist()))) for state, table in tables)
 
     names = [f"s{number}" for number in range(8)]
     with ThreadPoolExecutor(8) as workers:
         list(workers.map(write, names))
-        contents = list(workers.map(lambda partition: sorted(rows_of(spool, partition)), [0, 1, 2] * 3))
+        contents = list(workers.map(read, [0, 1, 2] * 3))
     assert (
         contents
         == [[(name, numbers[partition::3].tolist()) for name in names] for partition in (0, 1, 2)] * 3
