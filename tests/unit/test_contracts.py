@@ -10,10 +10,7 @@ import pytest
 import spark_statestore.testing as contracts
 from spark_statestore.files import MemoryFileSystem
 from spark_statestore.files.base import Buffer
-from spark_statestore.storage.memory_streams import MemCheckpointStreamFactory
-from spark_statestore.storage.streams import CheckpointedStateScope
 from spark_statestore.testing import FileSystemTests
-from tests.support.contracts.streams import CheckpointStreamTests
 
 
 @pytest.mark.parametrize("missing", ["pytest", "hypothesis"])
@@ -53,17 +50,3 @@ def test_file_system_contract_detects_a_create_that_replaces() -> None:
     test(MemoryFileSystem(), "/d")
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         test(Replacing(), "/d")
-
-
-def test_stream_contract_detects_a_lost_byte() -> None:
-    class Losing(MemCheckpointStreamFactory):
-        def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope):
-            out = super().create_checkpoint_state_output_stream(scope)
-            write = out.write
-            out.write = lambda data: write(data[:-1])
-            return out
-
-    test = CheckpointStreamTests().test_stream_round_trip
-    test(MemCheckpointStreamFactory(1 << 20), CheckpointedStateScope.SHARED)
-    with pytest.raises(AssertionError):
-        test(Losing(1 << 20), CheckpointedStateScope.SHARED)
