@@ -1,4 +1,4 @@
-"""Tests of the error hierarchy and its exports."""
+"""Tests of the error hierarchy, its exports, and messages that quote others."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ import builtins
 import pickle
 import re
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 import spark_statestore
 from spark_statestore import errors
+from spark_statestore.errors import StateStoreError
+from tests.support.paths import ROOT
 
+TWO_STOPS = re.compile(r"(?<![./])\.[.;:](?=\s|$)")
 CLASSES = [getattr(errors, name) for name in errors.__all__]
 
 
@@ -60,3 +67,28 @@ def test_error_message_does_not_depend_on_its_bases() -> None:
         assert str(kind()) == kind.__name__
         again = pickle.loads(pickle.dumps(kind("what happened")))
         assert (type(again), str(again)) == (kind, "what happened")
+
+
+@given(
+    st.sampled_from(CLASSES),
+    st.text(alphabet=st.sampled_from("ab /."))
+    .map(lambda text: text.rstrip(". /") + "x")
+    .filter(lambda text: not TWO_STOPS.search(text)),
+    st.sampled_from([". Try again.", ".", "; nothing was changed.", ": see there."]),
+)
+def test_error_ends_a_quoted_sentence_once(kind: type[StateStoreError], text: str, rest: str) -> None:
+    assert str(kind(f"it failed: {kind(text + '.')}{rest}")).endswith(f"{text}{rest}")
+
+
+@pytest.mark.parametrize(
+    "message", ["../a is not ./b.", "as in a... b", "s3://b/.. is no directory", "read ...", "1.5 and a.b."]
+)
+def test_error_keeps_dots_of_paths_and_ellipses(message: str) -> None:
+    assert str(StateStoreError(message)) == message
+
+
+def test_jar_quotes_messages_without_a_second_full_stop() -> None:
+    sources = list((ROOT / "jvm-shim/src/main/scala").rglob("*.scala"))
+    assert sources
+    for path in sources:
+        assert not re.search(r"\$\{\w+\.getMessage\}[.;]", path.read_text()), path
