@@ -65,6 +65,10 @@ def test_directory_of_a_killed_process_is_removed(tmp_path: Path) -> None:
     assert remove_abandoned(str(tmp_path)) == [str(directory)]
     assert not directory.exists()
     assert remove_abandoned(str(tmp_path / "nowhere")) == []
+    # A removal that was interrupted is resumed.
+    directory = killed(tmp_path)
+    (directory / "socket").unlink()
+    assert remove_abandoned(str(tmp_path)) == [str(directory)]
 
 
 def test_directory_of_a_living_process_is_kept(tmp_path: Path) -> None:
@@ -179,9 +183,3 @@ def test_starts_at_the_same_time_remove_each_directory_once_and_none_that_is_use
             assert sum(counts) == 4
             assert not any(directory.exists() for directory in abandoned)
             assert sorted(os.listdir(living)) == ["lock", "socket"]
-
-
-def test_removal_that_was_interrupted_is_taken_up(tmp_path: Path) -> None:
-    directory = killed(tmp_path)
-    (directory / "socket").unlink()
-    assert remove_abandoned(str(tmp_path)) == [str(directory)]
