@@ -17,3 +17,9 @@ def query(tmp_path: Path) -> StoredQuery:
     stored_query.run(ann=1, carl=2)
     stored_query.run(ann=3)
     return stored_query
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """Return the location of a copy."""
+    return tmp_path / "target"

@@ -57,6 +57,8 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_commands_have_help_and_print_json() -> None:
+    assert "Exit codes" in invoke().output
+    assert "Exit codes" in output_of("-h")
     for name, command in commands().items():
         result = invoke(*name.split("_"), "--help")
         assert result.exit_code == 0
@@ -154,11 +156,6 @@ def test_commands_fail_with_one_line_or_one_document(command: str, tmp_path: Pat
     error = node(*command.split("_"), *arguments, *options, code=1)["error"]
     assert text.stderr == f"error: {error['message']}\n"
     assert error["type"].endswith("Error")
-
-
-def test_command_without_arguments_prints_help() -> None:
-    assert "Exit codes" in invoke().output
-    assert "Exit codes" in output_of("-h")
 
 
 @pytest.mark.parametrize(

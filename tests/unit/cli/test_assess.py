@@ -39,6 +39,7 @@ def test_assess_as_json_has_every_query() -> None:
     assert last["estimate"] is None
     assert report["incomplete"] == []
     assert report["prices"]["put"] == 0.005
+    assert invoke("assess").exit_code == 2
 
 
 def test_prices_and_cores_are_options(tmp_path: Path) -> None:
@@ -87,20 +88,6 @@ def test_report_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPat
     assert failed.exit_code == 1
     assert "pip install 'spark-statestore[plot]'" in failed.stderr
     assert output_of("assess", HDFS_LOG)
-
-
-def test_other_files_are_an_error(tmp_path: Path) -> None:
-    (tmp_path / "empty").touch()
-    (tmp_path / "other").write_text("no log\n")
-    for name, message in (
-        ("empty", "is empty"),
-        ("other", "is no event log"),
-        ("none", "there is no event log"),
-    ):
-        error = node("assess", tmp_path / name, code=1)["error"]
-        assert error["type"] == "EventLogError"
-        assert message in error["message"]
-    assert invoke("assess").exit_code == 2
 
 
 def test_page_has_the_output_and_the_ratios(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,7 @@ def test_doctor_lists_the_sparks_that_continue_a_query(query: StoredQuery) -> No
     assert query.files() == before
 
 
-def test_doctor_refuses_a_spark_that_cannot_continue_a_query(query: StoredQuery) -> None:
+def test_doctor_refuses_a_spark_that_cannot_continue_a_query(query: StoredQuery, tmp_path: Path) -> None:
     query.put("offsets/2", (query.directory / "offsets/2").read_text().replace("v1\n", "v2\n", 1))
     detail, support = checkpoint_check(query, "--spark", "4.1.4", code=1)
     assert detail.startswith(
@@ -108,6 +108,7 @@ def test_doctor_refuses_a_spark_that_cannot_continue_a_query(query: StoredQuery)
     assert all(answer["reasons"] for answer in support.values() if not answer["continues"])
     checkpoint_check(query, "--spark", "4.2")
     assert "does not support Spark 3.5" in checkpoint_check(query, "--spark", "3.5.9", code=1)[0]
+    assert "checkpointLocation" in output_of("doctor", tmp_path, "--spark", "4.2", code=2)
 
 
 def test_doctor_names_a_damaged_checkpoint(query: StoredQuery) -> None:
@@ -115,7 +116,3 @@ def test_doctor_names_a_damaged_checkpoint(query: StoredQuery) -> None:
     report = node("doctor", query.url, code=1)
     assert {check["name"] for check in report["checks"] if not check["ok"]} == {"checkpoint"}
     assert "offsets/2" in report["checks"][-1]["detail"]
-
-
-def test_doctor_takes_a_spark_with_a_checkpoint_only(tmp_path: Path) -> None:
-    assert "checkpointLocation" in output_of("doctor", tmp_path, "--spark", "4.2", code=2)

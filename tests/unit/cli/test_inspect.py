@@ -22,6 +22,11 @@ def test_ls_has_a_line_for_each_store(query: StoredQuery) -> None:
     assert store["stored_bytes"] == sum(map(len, state.values()))
     handles = [attempt_id.committed.handle.state_size for attempt_id in query.counted[-1]]
     assert (store["bytes"], store["largest_bytes"]) == (sum(handles), max(handles))
+    text = output_of("ls", query.url)
+    assert "batch 2 of 0 to 2, checkpoint format v2" in text
+    (line,) = [line for line in text.splitlines() if "stateStoreSave" in line]
+    assert "102" in line
+    assert "KiB" in line
 
 
 def test_ls_by_partition_has_a_line_for_each_partition(query: StoredQuery) -> None:
@@ -29,14 +34,6 @@ def test_ls_by_partition_has_a_line_for_each_partition(query: StoredQuery) -> No
     assert [(store["partition"], store["rows"], store["chain_length"]) for store in stores] == [
         (partition, len(query.partition_rows(partition, query.states[0])), 1) for partition in (0, 1)
     ]
-
-
-def test_ls_prints_a_table(query: StoredQuery) -> None:
-    text = output_of("ls", query.url)
-    assert "batch 2 of 0 to 2, checkpoint format v2" in text
-    (line,) = [line for line in text.splitlines() if "stateStoreSave" in line]
-    assert "102" in line
-    assert "KiB" in line
 
 
 def test_show_prints_the_batch(query: StoredQuery) -> None:
@@ -81,14 +78,11 @@ def test_ls_lists_the_stores_beside_a_damaged_one(query: StoredQuery) -> None:
     assert "damaged" not in output_of("ls", query.url, "--batch", 1)
 
 
-def test_show_partition_uses_the_only_operator(query: StoredQuery) -> None:
+def test_show_partition_needs_an_operator_only_if_there_are_several(query: StoredQuery) -> None:
     named = node("show", query.url, "--operator", 0, "--partition", 1)
     assert node("show", query.url, "--partition", 1) == named
     assert node("show", query.url, "--store", "default")["partition"] == 0
     output_of("show", query.url, "--partition", 2, code=1)
-
-
-def test_show_partition_requires_an_operator_if_there_are_several(query: StoredQuery) -> None:
     metadata = (query.directory / "state/0/_metadata/metadata").read_text()
     query.put("state/1/_metadata/metadata", metadata.replace('"operatorId": 0', '"operatorId": 1'))
     message = output_of("show", query.url, "--partition", 1, code=2)

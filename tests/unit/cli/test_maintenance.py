@@ -38,7 +38,7 @@ def test_repair_rolls_back(query: StoredQuery) -> None:
     output_of("verify", query.url)
 
 
-def test_gc_removes_orphans(query: StoredQuery) -> None:
+def test_gc_removes_orphans_and_names_a_skipped_store(query: StoredQuery) -> None:
     query.snapshot(0)
     assert "removed: 0 files, 0 B" in output_of("gc", query.url)
     before = query.files()
@@ -47,15 +47,9 @@ def test_gc_removes_orphans(query: StoredQuery) -> None:
     (orphan,) = node("gc", query.url, "--stopped")["orphans"]
     assert orphan["reason"] == "no metadata refers to it"
     assert len(before) - len(query.files()) == 1
-
-
-def test_gc_names_a_skipped_store(query: StoredQuery) -> None:
+    output_of("gc", query.url, "--older-than", -1, code=2)
     spoil(query)
     assert "operator 0, partition 1" in output_of("gc", query.url, code=1)
-
-
-def test_gc_refuses_a_negative_age(query: StoredQuery) -> None:
-    output_of("gc", query.url, "--older-than", -1, code=2)
 
 
 def test_repair_undoes_a_rollback_of_a_running_query(query: StoredQuery) -> None:

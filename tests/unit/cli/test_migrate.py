@@ -18,11 +18,6 @@ def started(tmp_path: Path) -> StoredQuery:
     return query
 
 
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    return tmp_path / "target"
-
-
 def test_state_is_taken(query: StoredQuery, started: StoredQuery, target: Path) -> None:
     before = counts(query.url)
     column = ["--column", "0:value.count=value.count + 1"]

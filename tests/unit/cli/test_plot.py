@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import builtins
 import io
 import itertools
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,22 +41,19 @@ def test_plot_omits_a_batch_without_retained_versions(query: StoredQuery, tmp_pa
     output_of("plot", query.url, tmp_path / "state.png", code=1)
 
 
-def test_batch_point_measures_from_start_to_commits() -> None:
+@pytest.mark.parametrize(
+    ("published", "durable"), [({}, 3000), ({3: 4.5}, 3500), ({3: 4.0}, 3000), ({2: 9.0}, 3000)]
+)
+def test_batch_point_measures_from_start_to_commits_and_publication(
+    published: dict[int, float], durable: int
+) -> None:
     stores = [
         StoreSummary(0, partition, "default", 3, "a", 10, 100, 1, 1, created_ms=created)
         for partition, created in enumerate((1500, 4000, 2000))
     ]
-    point = batch_point(2, 1000, stores, {})
+    point = batch_point(2, 1000, stores, published)
     assert (point.rows, point.bytes, point.first_ms, point.last_ms) == (30, 300, 500, 3000)
-    assert point.durable_ms == 3000
-
-
-@pytest.mark.parametrize(("published", "durable"), [({3: 4.5}, 3500), ({3: 4.0}, 3000), ({2: 9.0}, 3000)])
-def test_batch_point_measures_to_the_publication_of_merged_commits(
-    published: dict[int, float], durable: int
-) -> None:
-    stores = [StoreSummary(0, 0, "default", 3, "a", 10, 100, 1, 1, created_ms=4000)]
-    assert batch_point(2, 1000, stores, published).durable_ms == durable
+    assert point.durable_ms == durable
 
 
 def test_plot_shows_when_merged_commits_became_durable(tmp_path: Path) -> None:
@@ -146,12 +143,5 @@ def test_unit_fits_the_largest_size(largest: int, name: str) -> None:
 def test_plot_without_matplotlib_names_the_package(
     query: StoredQuery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = builtins.__import__
-
-    def no_matplotlib(name: str, *arguments: Any, **options: Any) -> Any:
-        if name.partition(".")[0] == "matplotlib":
-            raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
-        return real(name, *arguments, **options)
-
-    monkeypatch.setattr(builtins, "__import__", no_matplotlib)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert "spark-statestore[plot]" in output_of("plot", query.url, tmp_path / "state.png", code=1)

@@ -19,22 +19,22 @@ MORNING = datetime.datetime(2026, 1, 1, 9, tzinfo=datetime.UTC)
 WINDOW = pa.struct({"start": pa.timestamp("us", "UTC"), "end": pa.timestamp("us", "UTC")})
 
 
-def test_get_finds_a_key(query: StoredQuery) -> None:
+def test_get_finds_a_key_in_a_batch_and_a_partition(query: StoredQuery) -> None:
     (row,) = node("get", query.url, '"ann"')["rows"]
     assert row == {"key": {"word": "ann"}, "value": {"count": 3}, "partition_id": 0}
     assert "ann" in output_of("get", query.url, '{"word": "ann"}')
-
-
-def test_get_reads_an_earlier_batch_or_a_partition(query: StoredQuery) -> None:
     (row,) = node("get", query.url, '"ann"', "--batch", 1, "--partition", 0)["rows"]
     assert row["value"] == {"count": 1}
     assert node("get", query.url, '"ann"', "--batch", 0, code=1)["rows"] == []
     assert node("get", query.url, '"ann"', "--partition", 1, code=1)["rows"] == []
 
 
-def test_get_refuses_a_key_of_other_columns(query: StoredQuery) -> None:
+def test_get_refuses_other_columns_and_repeated_ones(query: StoredQuery) -> None:
     assert "no column 'user'" in output_of("get", query.url, '{"user": "ann"}', code=2)
     assert "no stateful operator 3" in output_of("get", query.url, '"ann"', "--operator", 3, code=1)
+    text = output_of("get", query.url, '{"word": "bob", "word": "ann"}', code=2)
+    assert "'word' twice" in text
+    assert "word_2" in text
 
 
 @pytest.mark.parametrize(
@@ -58,12 +58,6 @@ def test_get_refuses_a_key_that_is_not_json_with_an_example(
     error = node("get", query.url, key, code=2)["error"]
     assert error["type"] == "UsageError"
     assert example in error["message"]
-
-
-def test_get_refuses_a_key_with_a_repeated_field(query: StoredQuery) -> None:
-    text = output_of("get", query.url, '{"word": "bob", "word": "ann"}', code=2)
-    assert "'word' twice" in text
-    assert "word_2" in text
 
 
 def test_diff_prints_changes(query: StoredQuery) -> None:

@@ -14,11 +14,6 @@ from tests.unit.query.stored_query import StoredQuery
 from tests.unit.writing.test_write import counts, table
 
 
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    return tmp_path / "target"
-
-
 def changes(tmp_path: Path, **words: int) -> Path:
     path = tmp_path / "changes"
     path.write_text("".join(json.dumps(row) + "\n" for row in table(words).to_pylist()))
@@ -45,20 +40,18 @@ def test_put_replaces_an_earlier_state(query: StoredQuery, tmp_path: Path, targe
     assert counts(target) == {"ann": 7}
 
 
-def test_delete_removes_keys_of_a_file(query: StoredQuery, tmp_path: Path, target: Path) -> None:
+def test_delete_removes_keys_of_a_file_or_by_a_condition(
+    query: StoredQuery, tmp_path: Path, target: Path
+) -> None:
     before = counts(query.url)
     # Values and keys that are not there are ignored.
     report = node("state", "delete", query.url, target, changes(tmp_path, ann=0, never=0))
     assert (report["batch"], report["removed"]) == (2, 1)
     assert counts(target) == {word: n for word, n in before.items() if word != "ann"}
-
-
-def test_delete_removes_keys_by_a_condition(query: StoredQuery, target: Path) -> None:
-    before = counts(query.url)
     where = "value.count < 90 and key.word <> 'ann'"
-    report = node("state", "delete", query.url, target, "--where", where)
-    assert counts(target) == {word: n for word, n in before.items() if n >= 90 or word == "ann"}
-    assert report["removed"] == len(before) - len(counts(target))
+    report = node("state", "delete", query.url, tmp_path / "second", "--where", where)
+    assert counts(tmp_path / "second") == {w: n for w, n in before.items() if n >= 90 or w == "ann"}
+    assert report["removed"] == len(before) - len(counts(tmp_path / "second"))
 
 
 def test_state_changes_in_place(query: StoredQuery, tmp_path: Path) -> None:

@@ -22,13 +22,14 @@ from tests.support.paths import ROOT
 from tests.unit.cli.commands import node, output_of
 from tests.unit.query.stored_query import StoredQuery
 
+COMMAND = [sys.executable, "-W", "error", "-m", "spark_statestore.cli", "watch", "--interval", "0.1"]
+
 
 @contextmanager
 def watching(query: StoredQuery, *options: str) -> Iterator[subprocess.Popen[str]]:
     """Watch in another process until it has ended."""
-    command = [sys.executable, "-W", "error", "-m", "spark_statestore.cli", "watch", query.url]
     with subprocess.Popen(
-        [*command, "--interval", "0.1", "--output", "json", *options],
+        [*COMMAND, query.url, "--output", "json", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -93,13 +94,10 @@ def test_watch_shows_batches_that_are_committed_again_after_a_rollback(query: St
 def test_watch_on_a_terminal_replaces_its_table(query: StoredQuery) -> None:
     terminal, inner = pty.openpty()
     termios.tcsetwinsize(inner, (24, 60))
-    command = [sys.executable, "-W", "error", "-m", "spark_statestore.cli", "watch", query.url]
     # Readline, which pytest loads, sets a size of its own.
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     environment |= {"PYTHONPATH": str(ROOT), "TERM": "xterm"}
-    with subprocess.Popen(
-        [*command, "--interval", "0.1", "--count", "2"], stdout=inner, env=environment
-    ) as process:
+    with subprocess.Popen([*COMMAND, query.url, "--count", "2"], stdout=inner, env=environment) as process:
         os.close(inner)
         output = b""
         while part := read_terminal(terminal):
