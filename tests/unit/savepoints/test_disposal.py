@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +29,7 @@ from spark_statestore.store.holds import announce_holds
 from spark_statestore.testing.faults import FaultInjectingFileSystem
 from spark_statestore.testing.faults_plan import Fault
 from tests.support.trees import files_below
-from tests.unit.savepoints.written_query import SMALL, content, go_on, grown
+from tests.unit.savepoints.written_query import SINGLE, SMALL, content, go_on, grown
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -92,35 +93,51 @@ def test_disposal_refuses_a_savepoint_that_others_need(tmp_path: Path) -> None:
     dispose_savepoint(canonical.path)
 
 
-def test_disposal_and_a_concurrent_copy_exclude_each_other() -> None:
-    def disposed(at: int | None) -> tuple[str, int]:
+slowly = functools.partial(pytest.param, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("first", "kind"), [("disposal", "pointer"), slowly("copy", "pointer"), slowly("copy", "canonical")]
+)
+def test_disposal_and_a_concurrent_copy_exclude_each_other(first: str, kind: Kind) -> None:
+    def meet(at: int | None) -> tuple[bool, int]:
+        """Run the other operation during a call of the first one; return whether there is a copy then."""
         fs = FaultInjectingFileSystem()
-        query = grown(fs.url("checkpoint"), operators=SMALL)
-        canonical = savepoint(query.url, fs.url("target"))
+        canonical = savepoint(grown(fs.url("checkpoint"), operators=SINGLE).url, fs.url("target"))
+        rows = content(canonical.checkpoint())
+        refused = False
+
+        def dispose() -> None:
+            nonlocal refused
+            try:
+                dispose_savepoint(canonical.path)
+            except IllegalStateError:
+                refused = True
 
         def take() -> None:
             with contextlib.suppress(StateStoreError):
-                savepoint(canonical.path, fs.url("others"), "pointer")
+                savepoint(canonical.path, fs.url("others"), kind)
 
-        fs.inject(*([] if at is None else [Fault("run", at, function=take)]))
-        try:
-            dispose_savepoint(canonical.path)
-            refused = False
-        except IllegalStateError:
-            refused = True
+        operation, interruption = (dispose, take) if first == "disposal" else (take, dispose)
+        fs.inject(*([] if at is None else [Fault("run", at, function=interruption)]))
+        operation()
         calls = len(fs.calls)
         fs.inject()
-        pointers = list_savepoints(fs.url("others"))
-        assert refused == bool(pointers)
-        for pointer in pointers:
-            assert content(pointer.checkpoint()) == content(load_savepoint(canonical.path).checkpoint())
-            dispose_savepoint(pointer.path)
-            dispose_savepoint(canonical.path)
-        assert not [path for path in fs.wrapped.find("") if "target/" in path]
-        return ("refused" if refused else "disposed"), calls
+        copies = list_savepoints(fs.url("others"))
+        for copy in copies:
+            assert content(copy.checkpoint()) == rows
+            dispose_savepoint(copy.path)
+        if refused:
+            assert content(load_savepoint(canonical.path).checkpoint()) == rows
+        if first == "disposal":
+            assert refused == bool(copies)
+            with contextlib.suppress(SavepointNotFoundError):
+                dispose_savepoint(canonical.path)
+            assert not [path for path in fs.wrapped.find("") if "target/" in path]
+        return bool(copies), calls
 
-    _, calls = disposed(None)
-    assert {disposed(at)[0] for at in range(1, calls + 1)} == {"refused", "disposed"}
+    _, calls = meet(None)
+    assert {meet(at)[0] for at in range(1, calls + 1)} == {True, False}
 
 
 @each_kind
@@ -153,33 +170,6 @@ def test_disposal_continues_after_a_failed_removal(kind: Kind) -> None:
         assert is_reserved(*open_file_system(new_savepoint.path)), "Spark starts no query there"
         dispose_savepoint(new_savepoint.path)
         assert fs.find(new_savepoint.path) == []
-
-
-@pytest.mark.slow
-@each_kind
-def test_read_during_a_disposal_is_complete_or_fails(kind: Kind) -> None:
-    def take(at: int | None) -> tuple[str, int]:
-        fs = FaultInjectingFileSystem()
-        query = grown(fs.url("checkpoint"), operators=SMALL)
-        canonical = savepoint(query.url, fs.url("target"))
-        rows = content(canonical.checkpoint())
-
-        def dispose() -> None:
-            with contextlib.suppress(IllegalStateError):
-                dispose_savepoint(canonical.path)
-
-        fs.inject(*([] if at is None else [Fault("run", at, function=dispose)]))
-        with contextlib.suppress(StateStoreError):
-            savepoint(canonical.path, fs.url("others"), kind)
-        calls = len(fs.calls)
-        fs.inject()
-        savepoints = list_savepoints(fs.url("others"))
-        for entry in savepoints:
-            assert content(entry.checkpoint()) == rows
-        return ("taken" if savepoints else "refused"), calls
-
-    _, calls = take(None)
-    assert {take(at)[0] for at in range(1, calls + 1)} == {"taken", "refused"}
 
 
 def test_disposal_leaves_files_of_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -221,7 +211,7 @@ def test_disposal_recognizes_the_holder_through_a_link(tmp_path: Path) -> None:
 
 def test_disposal_removes_nothing_if_the_hold_cannot_be_read() -> None:
     fs = FaultInjectingFileSystem()
-    query = grown(fs.url("checkpoint"), operators=SMALL)
+    query = grown(fs.url("checkpoint"), operators=SINGLE)
     pointer = savepoint(query.url, fs.url("target"), "pointer")
     before = fs.find("")
     fs.inject()
@@ -239,7 +229,7 @@ def test_disposal_removes_no_query_that_is_started_in_the_directory() -> None:
     def dispose(at: int | None) -> tuple[bool, int]:
         """Start a query in the savepoint's directory during a call, if Spark could, and dispose of it."""
         fs = FaultInjectingFileSystem()
-        query = grown(fs.url("checkpoint"), operators=SMALL)
+        query = grown(fs.url("checkpoint"), operators=SINGLE)
         new_savepoint = savepoint(query.url, fs.url("target"))
         files, directory = open_file_system(new_savepoint.path)
         query_files = {

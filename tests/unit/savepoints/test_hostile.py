@@ -16,9 +16,7 @@ from spark_statestore.query.savepoint import encode_savepoint
 from spark_statestore.savepoints.savepoint_holds import held_while, list_holds
 from spark_statestore.store.metadata import StoreId
 from tests.support.trees import files_below
-from tests.unit.savepoints.written_query import WrittenQuery
-
-ONE = {0: ("dedupe", 2, ("default",))}
+from tests.unit.savepoints.written_query import SMALL, WrittenQuery
 
 
 @pytest.mark.parametrize(
@@ -33,7 +31,7 @@ ONE = {0: ("dedupe", 2, ("default",))}
     ],
 )
 def test_disposal_removes_only_files_of_the_savepoint(tmp_path: Path, changes: dict[str, object]) -> None:
-    query = WrittenQuery(str(tmp_path / "checkpoint"), operators=ONE)
+    query = WrittenQuery(str(tmp_path / "checkpoint"), operators=SMALL)
     query.run()
     pointer = savepoint(query.url, str(tmp_path / "savepoints"), "pointer")
     (tmp_path / "victim").write_bytes(b"precious")
@@ -49,7 +47,7 @@ def test_disposal_removes_only_files_of_the_savepoint(tmp_path: Path, changes: d
 
 
 def test_disposal_removes_no_hold_of_another_savepoint(tmp_path: Path) -> None:
-    query = WrittenQuery(str(tmp_path / "checkpoint"), operators=ONE)
+    query = WrittenQuery(str(tmp_path / "checkpoint"), operators=SMALL)
     query.run()
     victim, forged = (savepoint(query.url, str(tmp_path / "savepoints"), "pointer") for _ in range(2))
     with held_while(query.checkpoint, 0, "file:///copy") as copying:
@@ -62,65 +60,49 @@ def test_disposal_removes_no_hold_of_another_savepoint(tmp_path: Path) -> None:
         assert [hold.name for hold in list_holds(query.checkpoint)] == names
 
 
-def schema_elsewhere(query: WrittenQuery) -> None:
-    describe(query, stateSchemaFilePaths=["file:/x/state/0/_stateSchema/../../../../outside/made"])
-
-
-def store_elsewhere(query: WrittenQuery) -> None:
-    describe(query, storeName="../../../outside/made")
-
-
-def many_partitions(query: WrittenQuery) -> None:
-    describe(query, numPartitions=1 << 40)
-
-
-def no_number(query: WrittenQuery) -> None:
-    describe(query, numPartitions="2")
-
-
-def source_elsewhere(query: WrittenQuery) -> None:
-    query.write("offsets/0", b'v2\n{"batchWatermarkMs":0,"conf":{}}\n../../outside/made:{"logOffset":0}')
-
-
-def linked_file(query: WrittenQuery) -> None:
-    secret = Path(query.url).parent / "secret"
-    secret.write_bytes(b"precious")
-    target = Path(query.url) / "sources/0/7"
-    os.symlink(secret, target)
-
-
-def other_id(query: WrittenQuery) -> None:
-    query.write("metadata", b'{"id":"../outside/made"}')
-
-
 def describe(query: WrittenQuery, **changes: object) -> None:
     store = {"storeName": "default", "numColsPrefixKey": 0, "numPartitions": 2} | changes
     node = {"operatorInfo": {"operatorId": 0, "operatorName": "dedupe"}, "stateStoreInfo": [store]}
     query.write("state/0/_metadata/metadata", f"v1\n{json.dumps(node)}".encode())
 
 
+def link(query: WrittenQuery) -> None:
+    secret = Path(query.url).parent / "secret"
+    secret.write_bytes(b"precious")
+    os.symlink(secret, Path(query.url) / "sources/0/7")
+
+
+SCHEMA = "file:/x/state/0/_stateSchema/../../../../outside/made"
+OFFSETS = b'v2\n{"batchWatermarkMs":0,"conf":{}}\n../../outside/made:{"logOffset":0}'
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "checkpoints_dir", "message"),
     [
-        (schema_elsewhere, "a path outside of it"),
-        (store_elsewhere, "is not a name"),
-        (many_partitions, "is not a number"),
-        (no_number, "is not a number"),
-        (source_elsewhere, "a path outside of it"),
-        (linked_file, "is a symbolic link, or below one"),
-        (other_id, "has no id of a query"),
+        (lambda query: describe(query, stateSchemaFilePaths=[SCHEMA]), None, "a path outside of it"),
+        (lambda query: describe(query, storeName="../../../outside/made"), None, "is not a name"),
+        (lambda query: describe(query, numPartitions=1 << 40), None, "is not a number"),
+        (lambda query: describe(query, numPartitions="2"), None, "is not a number"),
+        (lambda query: query.write("offsets/0", OFFSETS), None, "a path outside of it"),
+        (link, None, "is a symbolic link, or below one"),
+        (
+            lambda query: query.write("metadata", b'{"id":"../outside/made"}'),
+            "states",
+            "has no id of a query",
+        ),
     ],
+    ids=["schema", "store", "many partitions", "no number", "source", "link", "id"],
 )
 def test_copy_neither_reads_nor_writes_files_outside(
-    tmp_path: Path, change: Callable[[WrittenQuery], None], message: str
+    tmp_path: Path, change: Callable[[WrittenQuery], None], checkpoints_dir: str | None, message: str
 ) -> None:
-    query = WrittenQuery(str(tmp_path / "hostile" / "checkpoint"), operators=ONE)
+    query = WrittenQuery(str(tmp_path / "hostile" / "checkpoint"), operators=SMALL)
     query.run()
     # What a path of the source leads to, a path of the copy leads to as well.
     (tmp_path / "hostile" / "outside").mkdir()
     (tmp_path / "hostile" / "outside" / "made").write_bytes(b"content")
     change(query)
-    state = str(tmp_path / "hostile" / "elsewhere") if change is other_id else None
+    state = checkpoints_dir and str(tmp_path / "hostile" / checkpoints_dir)
     with pytest.raises(CheckpointError, match=message):
         clone(query.url, str(tmp_path / "mine" / "checkpoint"), checkpoints_dir=state)
-    assert [path for path in (tmp_path / "mine").rglob("*") if path.is_file()] == []
+    assert files_below(tmp_path / "mine") == {}

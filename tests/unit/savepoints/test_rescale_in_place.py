@@ -25,9 +25,8 @@ from spark_statestore.query.rollback import rollback
 from spark_statestore.query.verify import verify
 from spark_statestore.savepoints import rescale_in_place as in_place
 from spark_statestore.savepoints.rescale_in_place import settle_partitions
-from tests.unit.savepoints.written_query import SMALL, WrittenQuery, content, row_key
-
-Files = dict[str, bytes]
+from tests.support.trees import files_below
+from tests.unit.savepoints.written_query import SMALL, WrittenQuery, content, row_key, united
 
 
 @pytest.fixture
@@ -42,27 +41,18 @@ def two_batches(directory: Path, *, with_ids: bool = True) -> WrittenQuery:
     return query
 
 
-def files_of(query: WrittenQuery) -> Files:
-    root = Path(query.url.removeprefix("file://"))
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-
-
 def in_its_place(query: WrittenQuery, partitions: int = 3, **arguments: Any) -> int:
     return rescale(query.url, None, partitions, in_place=True, stopped=True, **arguments)
 
 
-def united(query: WrittenQuery) -> dict[bytes, bytes]:
-    return {key: value for rows in content(query.checkpoint).values() for key, value in rows.items()}
-
-
 def test_rescale_with_the_same_number_writes_nothing(query: WrittenQuery) -> None:
-    before = files_of(query)
+    before = files_below(Path(query.url))
     assert in_its_place(query, 2) == 1
-    assert files_of(query) == before
+    assert files_below(Path(query.url)) == before
 
 
 def test_failed_rescale_leaves_no_file(query: WrittenQuery, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = files_of(query)
+    before = files_below(Path(query.url))
 
     def fail(*arguments: Any) -> None:
         raise RuntimeError("no journal")
@@ -70,13 +60,13 @@ def test_failed_rescale_leaves_no_file(query: WrittenQuery, monkeypatch: pytest.
     monkeypatch.setattr(in_place.Change, "make", fail)
     with pytest.raises(RuntimeError, match="no journal"):
         in_its_place(query)
-    assert files_of(query) == before
+    assert files_below(Path(query.url)) == before
 
 
 def test_rescale_of_a_running_query_changes_nothing(
     query: WrittenQuery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = united(query)
+    rows = united(content(query.checkpoint))
     write = in_place.write_store
 
     def write_and_run(*arguments: Any) -> None:
@@ -89,8 +79,9 @@ def test_rescale_of_a_running_query_changes_nothing(
         QueryRunningError, match=r"runs: it has written commits/2, offsets/2, .*nothing was changed"
     ):
         in_its_place(query)
-    assert united(query) == rows | {key: b"2" for key, value in rows.items() if value == b"1"}
-    assert len(content(query.checkpoint)) == 2
+    present = content(query.checkpoint)
+    assert len(present) == 2
+    assert united(present) == rows | {key: b"2" for key, value in rows.items() if value == b"1"}
 
 
 def test_query_that_writes_its_next_batch_first_keeps_its_partitions(
@@ -145,7 +136,7 @@ def of_another_store(directory: Path) -> WrittenQuery:
 def of_a_savepoint(directory: Path) -> WrittenQuery:
     query = two_batches(directory)
     path = savepoint(query.url, str(directory.parent), "canonical").path
-    query.url = path
+    query.url = path.removeprefix("file://")
     return query
 
 
@@ -172,23 +163,23 @@ def test_rescale_in_place_refuses_before_it_writes(
     message: str,
 ) -> None:
     query = make(tmp_path / "checkpoint")
-    before = files_of(query)
+    before = files_below(Path(query.url))
     with pytest.raises(error, match=message):
         in_its_place(query, partitions)
-    assert files_of(query) == before
+    assert files_below(Path(query.url)) == before
 
 
 def test_rescale_in_place_takes_format_1_to_2(tmp_path: Path) -> None:
     query = of_format_1(tmp_path / "checkpoint")
-    rows = united(query)
+    rows = united(content(query.checkpoint))
     assert in_its_place(query, checkpoint_format=2) == 1
-    assert united(query) == rows
+    assert united(content(query.checkpoint)) == rows
     assert [len(ids) for ids in (query.checkpoint.commit(1).state_ids or {}).values()] == [3]
     assert query.checkpoint.commit(0).state_ids is None
 
 
 def test_arguments_that_contradict_each_other_are_refused(query: WrittenQuery, tmp_path: Path) -> None:
-    before = files_of(query)
+    before = files_below(Path(query.url))
     for new, arguments in (
         (None, {}),
         (str(tmp_path / "new"), {"in_place": True}),
@@ -196,7 +187,7 @@ def test_arguments_that_contradict_each_other_are_refused(query: WrittenQuery, t
     ):
         with pytest.raises(OptionError, match="needs a new location, or in_place=True"):
             rescale(query.url, new, 3, stopped=True, **arguments)
-    assert files_of(query) == before
+    assert files_below(Path(query.url)) == before
 
 
 def test_batches_of_format_1_before_a_rescale_keep_their_partitions(tmp_path: Path) -> None:
@@ -206,7 +197,7 @@ def test_batches_of_format_1_before_a_rescale_keep_their_partitions(tmp_path: Pa
         in_its_place(query, count, checkpoint_format=2)
         assert content(query.checkpoint, 0) == rows[0]
         assert verify(query.url, batch=0).ok
-        assert united(query) == {key: value for store in rows[1].values() for key, value in store.items()}
+        assert united(content(query.checkpoint)) == united(rows[1])
     rollback(query.url, 0, stopped=True)
     assert content(query.checkpoint) == rows[0]
     assert query.checkpoint.operators()[0].partitions == 2
@@ -230,26 +221,13 @@ def test_late_process_leaves_the_entry_of_a_query_that_has_gone_on(
     assert len(content(query.checkpoint)) == 3
 
 
-Meanwhile = Callable[[WrittenQuery], object]
-
-
-def roll_back(query: WrittenQuery) -> None:
-    rollback(query.url, 0, stopped=True)
-
-
-def rescale_too(query: WrittenQuery) -> None:
-    in_its_place(query, 4)
-
-
 @pytest.mark.parametrize(
-    ("meanwhile", "message"),
-    [
-        (roll_back, "another process changes it, which has just written (offsets|commits)/1"),
-        (rescale_too, "another process changes it, which has just written (offsets|commits)/1"),
-    ],
+    "meanwhile",
+    [lambda query: rollback(query.url, 0, stopped=True), lambda query: in_its_place(query, 4)],
+    ids=["rollback", "rescale"],
 )
 def test_other_operation_during_a_rescale_makes_it_fail(
-    query: WrittenQuery, monkeypatch: pytest.MonkeyPatch, meanwhile: Meanwhile, message: str
+    query: WrittenQuery, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[WrittenQuery], object]
 ) -> None:
     make = journal.Change.make
 
@@ -259,6 +237,7 @@ def test_other_operation_during_a_rescale_makes_it_fail(
         make(change)
 
     monkeypatch.setattr(journal.Change, "make", late)
+    message = "another process changes it, which has just written (offsets|commits)/1"
     with pytest.raises(QueryRunningError, match=message):
         in_its_place(query)
     checkpoint = query.checkpoint

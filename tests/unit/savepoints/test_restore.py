@@ -19,7 +19,6 @@ from spark_statestore import (
     clone,
     load_savepoint,
     restore,
-    rollback,
     savepoint,
 )
 from spark_statestore.files import LocalFileSystem, open_file_system
@@ -28,7 +27,8 @@ from spark_statestore.query.savepoint import Kind
 from spark_statestore.store.metadata import StoreId
 from spark_statestore.testing.faults import FaultInjectingFileSystem
 from spark_statestore.testing.faults_plan import Fault
-from tests.unit.savepoints.written_query import QUERY_ID, SMALL, WrittenQuery, content
+from tests.support.trees import files_below
+from tests.unit.savepoints.written_query import QUERY_ID, SINGLE, WrittenQuery, content
 
 both_formats = pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])
 both_kinds = pytest.mark.parametrize("kind", ["canonical", "pointer"])
@@ -41,12 +41,6 @@ def query(tmp_path: Path) -> WrittenQuery:
     query.run(put={b"large": bytes(700), b"small": b"1"})
     query.run(put={b"small": b"2"})
     return query
-
-
-def files(directory: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()
-    }
 
 
 @both_formats
@@ -68,8 +62,8 @@ def test_restored_query_resumes_after_the_savepoint(tmp_path: Path, kind: Kind, 
     assert new_query.checkpoint.batches() == [1]
     assert new_query.checkpoint.query_id != QUERY_ID
     assert new_query.checkpoint.offsets(1).sources == ('{"logOffset": 1}',)
-    assert sorted(files(tmp_path / "new" / "sources" / "0")) == ["0", "1"]
-    assert sorted(files(tmp_path / "new" / "offsets")) == ["0", "1"]
+    assert sorted(files_below(tmp_path / "new" / "sources" / "0")) == ["0", "1"]
+    assert sorted(files_below(tmp_path / "new" / "offsets")) == ["0", "1"]
     new_query.batch, new_query.rows = 1, rows
     new_query.restart()
     new_query.run(put={b"new": b"row"})
@@ -164,7 +158,7 @@ def test_restore_refuses_a_location_that_is_not_empty(
     present.write_bytes(b"here")
     with pytest.raises(CheckpointExistsError, match=f"it has {name}, .*{advice}"):
         clone(query.url, str(tmp_path / "new"))
-    assert files(tmp_path / "new") == {name: b"here"}
+    assert files_below(tmp_path / "new") == {name: b"here"}
 
 
 def test_restore_refuses_invalid_arguments(tmp_path: Path, query: WrittenQuery):
@@ -183,13 +177,13 @@ def test_failed_copy_leaves_no_files(tmp_path: Path, query: WrittenQuery):
     damaged = next((tmp_path / "checkpoint" / "state" / "1" / "0" / "right" / "shared").iterdir())
     data = damaged.read_bytes()
     damaged.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    before = files(tmp_path / "checkpoint")
+    before = files_below(tmp_path / "checkpoint")
     with pytest.raises(CorruptCheckpointError, match="does not match its checksum"):
         clone(query.url, str(tmp_path / "new"))
     assert not (tmp_path / "new").exists()
     # After the first hold, cleanups list holds.
-    assert files(tmp_path / "checkpoint").keys() - before.keys() == {"state/_holds/held"}
-    assert before.items() <= files(tmp_path / "checkpoint").items()
+    assert files_below(tmp_path / "checkpoint").keys() - before.keys() == {"state/_holds/held"}
+    assert before.items() <= files_below(tmp_path / "checkpoint").items()
 
 
 def test_failed_copy_removes_no_files_of_others(
@@ -207,7 +201,7 @@ def test_failed_copy_removes_no_files_of_others(
     monkeypatch.setattr(LocalFileSystem, "create", fail)
     with pytest.raises(KeyboardInterrupt):
         clone(query.url, str(tmp_path / "new"))
-    assert files(tmp_path / "new") == {"theirs": b"theirs"}
+    assert files_below(tmp_path / "new") == {"theirs": b"theirs"}
 
 
 def test_failed_copy_removes_no_query_that_was_started_at_its_target() -> None:
@@ -220,7 +214,7 @@ def test_failed_copy_removes_no_query_that_was_started_at_its_target() -> None:
     def fail(at: int | None) -> tuple[bool, int]:
         """Start a query at the target during a call of a failing copy; return if it could be started."""
         fs = FaultInjectingFileSystem()
-        query = WrittenQuery(fs.url("checkpoint"), operators=SMALL)
+        query = WrittenQuery(fs.url("checkpoint"), operators=SINGLE)
         query.run(put={b"large": bytes(700)})
         damaged = max(path for path in fs.wrapped.find("") if "/shared/" in path)
         fs.wrapped.pipe_file(damaged, bytes(800))
@@ -310,16 +304,3 @@ def test_clone_refuses_a_wrong_number_of_values(tmp_path: Path, query: WrittenQu
         CorruptCheckpointError, match="has 2 values in the state 'default', but 3 in its metadata"
     ):
         clone(query.url, str(tmp_path / "new"))
-
-
-@pytest.mark.parametrize(
-    "change", [clone, lambda url, _: rollback(url, 1, stopped=True)], ids=["clone", "rollback"]
-)
-def test_copy_and_rollback_refuse_an_operator_without_metadata(
-    tmp_path: Path, query: WrittenQuery, change: Callable[[str, str], object]
-):
-    (tmp_path / "checkpoint" / "state" / "1" / "_metadata" / "metadata").unlink()
-    with pytest.raises(CorruptCheckpointError, match=r"the stateful operator 1 of .* has the directory"):
-        change(query.url, str(tmp_path / "new"))
-    assert not (tmp_path / "new").exists()
-    assert query.checkpoint.batches() == [0, 1]

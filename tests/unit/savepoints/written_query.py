@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -250,9 +249,9 @@ def content(checkpoint: QueryCheckpoint, batch: int | None = None) -> Content:
     return rows_by_store
 
 
-def unique_name() -> str:
-    """A name that nothing else has."""
-    return secrets.token_hex(8)
+def united(rows_by_store: Content) -> dict[bytes, bytes]:
+    """Return the rows of all stores together."""
+    return {key: value for rows in rows_by_store.values() for key, value in rows.items()}
 
 
 def query_after(url: str, batches: int, with_ids: bool = False) -> WrittenQuery:
@@ -263,8 +262,9 @@ def query_after(url: str, batches: int, with_ids: bool = False) -> WrittenQuery:
     return query
 
 
-# For what is tried at every call to storage.
 SMALL = {0: ("dedupe", 2, ("default",))}
+# For what is tried at every call to storage.
+SINGLE = {0: ("dedupe", 1, ("default",))}
 
 
 def grown(
