@@ -30,35 +30,6 @@ HOLDER = "file:///savepoints/x"
 both_formats = pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])
 
 
-@both_formats
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_hold_retains_a_version_with_all_its_streams(tmp_path: Path, with_ids: bool, elsewhere: bool) -> None:
-    directory = str(tmp_path / "state") if elsewhere else None
-    query = WrittenQuery(str(tmp_path / "checkpoint"), with_ids, directory)
-    # A base in a file of its own, and changes inside of other versions' metadata.
-    query.run(put={b"large": LARGE})
-    for _ in range(3):
-        query.run()
-    expected = {store: dict(rows) for store, rows in query.rows.items()}
-    new_hold = hold(query.checkpoint, 3, "mine", HOLDER)
-    assert new_hold.version == 4
-    assert [(entry.name, entry.holder()) for entry in list_holds(query.checkpoint)] == [("4-mine", HOLDER)]
-    go_on(query, 4)
-    # Also for a new instance.
-    query.restart()
-    query.clean_up(1)
-    assert content(query.checkpoint, 3) == expected
-    with pytest.raises(CheckpointNotFoundError):
-        content(query.checkpoint, 5)
-    new_hold.remove()
-    query.run()
-    assert query.clean_up(1) > 0
-    with pytest.raises(CheckpointNotFoundError):
-        content(query.checkpoint, 3)
-    query.restart()
-    assert query.clean_up(1) == 0
-
-
 def test_cleanup_retains_streams_of_a_version_held_and_written_by_others(tmp_path: Path) -> None:
     query = query_after(str(tmp_path), 3)
     store = STORES[0]

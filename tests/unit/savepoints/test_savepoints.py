@@ -21,7 +21,6 @@ from spark_statestore.errors import (
 from spark_statestore.files import open_file_system
 from spark_statestore.formats.metadata import MetadataKind, encode_object
 from spark_statestore.query import QueryCheckpoint
-from spark_statestore.query.rollback import rollback
 from spark_statestore.query.savepoint import KINDS, Kind, decode_savepoint, encode_savepoint
 from spark_statestore.query.savepoint_lookup import open_checkpoint
 from spark_statestore.savepoints import create
@@ -75,22 +74,6 @@ def test_savepoint_has_the_state_of_its_batch(
     assert [hold.holder() for hold in list_holds(query.checkpoint)] == [new_savepoint.path] * (
         kind == "pointer"
     )
-
-
-@each_kind
-@both_formats
-def test_savepoint_keeps_its_state_after_a_rollback_and_rerun(
-    tmp_path: Path, kind: Kind, with_ids: bool
-) -> None:
-    query = grown(str(tmp_path / "checkpoint"), with_ids)
-    rows = dict(query.rows)
-    new_savepoint = savepoint(query.url, str(tmp_path / "target"), kind)
-    rollback(query.url, 1, stopped=True)
-    query.set_back(1)
-    query.run(put={b"another": b"row"})
-    go_on(query)
-    assert content(query.checkpoint) != rows
-    assert content(load_savepoint(new_savepoint.path).checkpoint()) == rows
 
 
 @both_formats
