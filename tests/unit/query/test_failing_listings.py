@@ -15,9 +15,8 @@ from spark_statestore.errors import StateStoreError, StorageAccessError
 from spark_statestore.files import urls
 from spark_statestore.operator_state import ListStateDescriptor, QueryOperatorState, query_operator_state
 from spark_statestore.query.verify import verify
-from spark_statestore.savepoints.savepoint_holds import hold
 from tests.support.drivers.plain_driver import PlainDriver
-from tests.unit.savepoints.written_query import WrittenQuery, content
+from tests.unit.savepoints.written_query import WrittenQuery
 
 SEEN = ListStateDescriptor("seen", pa.string())
 QUERY = "plain:///query"
@@ -61,21 +60,6 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> None:
 def require_access(path: str) -> None:
     if any(f"{path}/".startswith(f"{directory}/") for directory in _denied):
         raise PermissionError(errno.EACCES, "Permission denied", path)
-
-
-def test_cleanup_retains_what_is_held_if_the_holds_cannot_be_listed() -> None:
-    query = WrittenQuery(QUERY)
-    for _ in range(3):
-        query.run()
-    new_hold = hold(query.checkpoint, 1, "mine", "plain:///savepoints/x")
-    rows = content(query.checkpoint, 1)
-    for _ in range(4):
-        query.run(whole=True)
-    query.restart()
-    _lost[new_hold.path.rpartition("/")[0]] = 100
-    with pytest.raises(StateStoreError, match=r"could not be discarded: Socket is closed"):
-        query.clean_up(1)
-    assert content(query.checkpoint, 1) == rows
 
 
 def test_operator_state_does_not_start_empty_if_its_directory_cannot_be_listed() -> None:
