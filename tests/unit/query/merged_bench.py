@@ -430,22 +430,10 @@ def versions_to_discard_in_two_stores(bench: MergedBench) -> None:
 # Operations to interrupt
 
 
-def runs_a_batch(bench: MergedBench) -> None:
-    bench.batch(b"next")
-
-
-def runs_a_batch_with_snapshots(bench: MergedBench) -> None:
-    bench.batch(b"next", whole=True)
-
-
 def loads(bench: MergedBench) -> None:
     bench.restart()
     for version, store, rows in zip(bench.load(), bench.stores, bench.committed[-1], strict=True):
         assert rows_of(store, version.name) == rows
-
-
-def cleans(bench: MergedBench) -> None:
-    bench.clean(len(bench.committed))
 
 
 def cleans_and_runs_a_batch(bench: MergedBench) -> None:
@@ -454,11 +442,11 @@ def cleans_and_runs_a_batch(bench: MergedBench) -> None:
 
 
 OPERATIONS = {
-    "batch": Operation(three_batches, runs_a_batch),
-    "batch-with-snapshots": Operation(three_batches, runs_a_batch_with_snapshots),
-    "batch-again": Operation(an_unfinished_batch, runs_a_batch),
+    "batch": Operation(three_batches, lambda bench: bench.batch(b"next")),
+    "batch-with-snapshots": Operation(three_batches, lambda bench: bench.batch(b"next", whole=True)),
+    "batch-again": Operation(an_unfinished_batch, lambda bench: bench.batch(b"next")),
     "load": Operation(three_batches, loads),
-    "cleanup": Operation(versions_to_discard, cleans),
+    "cleanup": Operation(versions_to_discard, lambda bench: bench.clean(len(bench.committed))),
     "cleanup-and-batch": Operation(versions_to_discard, cleans_and_runs_a_batch),
     "rewrite": Operation(versions_to_discard_in_two_stores, cleans_and_runs_a_batch),
 }

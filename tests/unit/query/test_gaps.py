@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from spark_statestore.query import QueryCheckpoint
 from spark_statestore.query.gaps import log_gaps, missing_entries
 from spark_statestore.query.verify import verify
 from tests.unit.query.stored_query import StoredQuery
-
-
-@pytest.fixture
-def query(tmp_path: Path) -> StoredQuery:
-    stored_query = StoredQuery(tmp_path / "checkpoint")
-    for number in range(4):
-        stored_query.run(ann=number)
-    return stored_query
 
 
 @pytest.mark.parametrize(

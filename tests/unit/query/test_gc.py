@@ -96,17 +96,19 @@ def test_gc_keeps_referenced_files_and_files_that_are_not_a_stores(query: Stored
     assert collected(query) == collected(query, stopped=True) == []
 
 
-def test_gc_removes_an_unreferenced_stream_that_no_commit_can_use(query: StoredQuery) -> None:
+def test_gc_removes_an_old_stream_that_no_commit_can_use(query: StoredQuery) -> None:
     query.run(word=1)
     kill_in_commit(query)
     query.run(word=2)
     age(query)
     # It might be a snapshot that the next commit takes up.
     assert collected(query) == []
-    query.run({0: query.snapshot(0), 1: query.snapshot(1)}, word=3)
-    query.run({0: query.snapshot(0), 1: query.snapshot(1)}, word=4)
-    age(query)
-    (stream, *_) = collected(query)
+    for count in (3, 4):
+        query.run({0: query.snapshot(0)}, word=count)
+    age(query, 3600)
+    report = gc(query.url)
+    assert (report.orphans, report.young) == ((), 1)
+    (stream,) = collected(query, older_than=1800)
     assert stream.startswith("state/0/0/shared/2-")
     assert verify(query.url).ok
 
@@ -119,19 +121,6 @@ def test_gc_of_a_stopped_query_removes_every_unreferenced_stream(query: StoredQu
     assert first.startswith("state/0/0/shared/2-")
     assert second.startswith("state/0/1/shared/1-")
     assert verify(query.url).ok
-
-
-def test_gc_keeps_young_files(query: StoredQuery) -> None:
-    query.run(word=1)
-    kill_in_commit(query)
-    query.run(word=2)
-    query.run({0: query.snapshot(0)}, word=3)
-    query.run({0: query.snapshot(0)}, word=4)
-    report = gc(query.url)
-    assert (report.orphans, report.young) == ((), 1)
-    age(query, 3600)
-    assert collected(query) == []
-    assert len(collected(query, older_than=1800)) == 1
 
 
 def test_gc_removes_a_superseded_attempt(query_2: StoredQuery) -> None:

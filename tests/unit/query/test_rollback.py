@@ -75,18 +75,6 @@ def test_rollback_moves_only_entries_of_later_batches(tmp_path: Path, with_ids: 
 
 
 @both_formats
-def test_rollback_lets_a_query_resume_after_the_batch(tmp_path: Path, with_ids: bool):
-    query = ran(tmp_path, 4, with_ids=with_ids)
-    rollback(query.url, 1, stopped=True)
-    query.batch = 1
-    query.rows = content(query.checkpoint)
-    query.restart()
-    assert query.run(put={b"new": b"row"}) == 2
-    assert content(query.checkpoint) == query.rows
-    assert all(rows == {b"batch": b"1", b"new": b"row"} for rows in query.rows.values())
-
-
-@both_formats
 def test_rollback_to_the_newest_batch_removes_the_uncommitted_one(tmp_path: Path, with_ids: bool):
     query = ran(tmp_path, 3, with_ids=with_ids, began=(0,))
     query.begin()

@@ -20,14 +20,6 @@ from tests.unit.query.stored_query import StoredQuery
 HOUR = 3600.0
 
 
-@pytest.fixture
-def query(tmp_path: Path) -> StoredQuery:
-    stored_query = StoredQuery(tmp_path / "checkpoint")
-    for number in range(4):
-        stored_query.run(ann=number)
-    return stored_query
-
-
 def age(query: StoredQuery, seconds: float, interval: float = 1.0) -> None:
     """Make the newest batch so old, and those before it older by an interval each."""
     now = time.time()

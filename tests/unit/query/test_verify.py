@@ -76,23 +76,6 @@ def test_verify_reads_every_byte(query: StoredQuery) -> None:
     assert report.files == len(paths) + len(inside)
 
 
-def test_verify_finds_a_missing_file(query: StoredQuery) -> None:
-    # The operator state of a batch before suffices as well, and a rollback recreates the entry before.
-    made_up = ("offsets/1", "operator-state/limits/chk-2_*/_metadata")
-    for path in needed(query, [name for name in NEEDED + CHANGES if name not in made_up]):
-        aside = path.rename(path.with_name("aside"))
-        if path.parts[-2:] in (("offsets", "2"), ("commits", "2")):
-            with pytest.raises(CheckpointNotFoundError, match="no batch 2"):
-                verify(query.url, 2)
-        else:
-            (problem,) = verify(query.url, 2).problems
-            assert problem.kind == (
-                "damaged" if path.name == "metadata" and path.parent.name == "_metadata" else "missing"
-            )
-        aside.rename(path)
-    assert verify(query.url, 2).ok
-
-
 def test_verify_ignores_damage_that_the_batch_does_not_need(query: StoredQuery) -> None:
     for path in set(query.directory.rglob("*")) - set(needed(query, NEEDED + CHANGES)):
         if path.is_file() and not path.name.endswith(".crc"):
