@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -83,23 +84,37 @@ def test_rollback_to_the_newest_batch_removes_the_uncommitted_one(tmp_path: Path
     assert rollback(query.url, 2, stopped=True) == []
 
 
+def interrupt(
+    monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], step: int, act: Callable[[], object], url: str
+) -> bool:
+    """Roll back to batch 1, and act before one of the calls of some names; return whether it was reached."""
+    steps_to_go = step
+
+    def patched(real: Callable[..., None]) -> Callable[..., None]:
+        def call(*arguments: object) -> None:
+            nonlocal steps_to_go
+            steps_to_go -= 1
+            if steps_to_go == -1:
+                act()
+            real(*arguments)
+
+        return call
+
+    with monkeypatch.context() as context:
+        for name in names:
+            context.setattr(LocalFileSystem, name, patched(getattr(LocalFileSystem, name)))
+        rollback(url, 1, stopped=True)
+    return steps_to_go < 0
+
+
+def die() -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("with_ids", [pytest.param(False, marks=pytest.mark.slow), True], ids=["v1", "v2"])
 def test_interrupted_rollback_leaves_the_query_at_a_batch_in_between(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_ids: bool
 ):
-    real = {name: getattr(LocalFileSystem, name) for name in ("create", "delete")}
-    steps_to_go = 0
-
-    def die_in_time(name: str) -> Callable[..., None]:
-        def call(*arguments: object) -> None:
-            nonlocal steps_to_go
-            if steps_to_go == 0:
-                raise KeyboardInterrupt
-            steps_to_go -= 1
-            real[name](*arguments)
-
-        return call
-
     is_complete = False
     steps = 0
     while not is_complete:
@@ -107,12 +122,8 @@ def test_interrupted_rollback_leaves_the_query_at_a_batch_in_between(
         query = ran(directory, 4, with_ids=with_ids)
         contents = {batch: content(query.checkpoint, batch) for batch in range(4)}
         before = files_below(directory)
-        steps_to_go = steps
-        with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
-            for name in real:
-                patched.setattr(LocalFileSystem, name, die_in_time(name))
-            rollback(query.url, 1, stopped=True)
-            is_complete = True
+        with suppress(KeyboardInterrupt):
+            is_complete = not interrupt(monkeypatch, ("create", "delete"), steps, die, query.url)
         checkpoint = QueryCheckpoint(query.url)
         newest = checkpoint.newest_batch()
         begun = max(int(path.name) for path in (directory / "offsets").iterdir())
@@ -277,38 +288,21 @@ def test_rollback_moves_files_back_if_the_query_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_ids: bool, call: str
 ):
     """At each file that is written or removed in turn, the query begins or ends a batch."""
-    real = getattr(LocalFileSystem, call)
-    step, refused = 0, True
-    while refused:
+    for step in itertools.count():
         directory = tmp_path / str(step)
         query = ran(directory, 4, with_ids=with_ids)
         before = files_below(directory)
-        steps_to_go = step
-
-        def run_in_time(*arguments: object, query: WrittenQuery = query) -> None:
-            nonlocal steps_to_go
-            if steps_to_go == 0:
-                with monkeypatch.context() as own:
-                    own.setattr(LocalFileSystem, call, real)
-                    query.run()
-            steps_to_go -= 1
-            real(*arguments)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(LocalFileSystem, call, run_in_time)
-            try:
-                rollback(query.url, 1, stopped=True)
-                refused = False
-            except QueryRunningError as error:
-                message = str(error)
-        if refused:
-            assert "commits/4" in message
-            after = in_place(directory)
-            assert {name: after[name] for name in before} == before
-            assert query.checkpoint.batches() == [0, 1, 2, 3, 4]
-            assert content(query.checkpoint) == query.rows
-        step += 1
-    assert steps_to_go >= 0
+        try:
+            was_interrupted = interrupt(monkeypatch, (call,), step, query.run, query.url)
+            break
+        except QueryRunningError as error:
+            message = str(error)
+        assert "commits/4" in message
+        after = in_place(directory)
+        assert {name: after[name] for name in before} == before
+        assert query.checkpoint.batches() == [0, 1, 2, 3, 4]
+        assert content(query.checkpoint) == query.rows
+    assert not was_interrupted
     assert step > 10
 
 
