@@ -238,7 +238,7 @@ _OF_SAVEPOINTS: Final = (
         f"{_SAVEPOINTS}/new_location.py",
         "_reserve(files, root, METADATA, RESERVED)",
         "files.make_directory(root)",
-        (f"{_TESTS}/savepoints/test_restore.py::test_failed_copy_leaves_no_files",),
+        (f"{_TESTS}/savepoints/test_restore.py::test_copy_is_no_checkpoint_before_its_last_file",),
         "Spark starts no query without state in the directory of an unfinished copy.",
     ),
     Mutant(
