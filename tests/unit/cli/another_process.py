@@ -18,13 +18,7 @@ from tests.support.paths import ROOT
 
 
 def run_elsewhere(commands: Sequence[Sequence[str]], timeout: float = 120) -> list[tuple[int, Any]]:
-    """Run commands one after the other in another process.
-
-    Returns
-    -------
-    list of tuple
-        Of each the exit code and what it printed, as JSON.
-    """
+    """Run commands in another process; return the exit code of each and what it printed, as JSON."""
     process = subprocess.run(
         [sys.executable, "-m", "tests.unit.cli.another_process"],
         input=json.dumps(list(map(list, commands))),

@@ -144,18 +144,9 @@ def exists(path: str) -> bool:
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation on a query or a savepoint.
+    """An operation on a query or a savepoint; called again, it is a retry.
 
-    Attributes
-    ----------
-    operate
-        Runs the operation; called again, it is a retry.
-    check
-        Check of the result, given True if the operation returned.
-    kind
-        Of the savepoint that is there.
-    with_ids
-        Whether the query has checkpoint format v2.
+    `check` is given True if the operation returned; `kind` is that of the savepoint that is there.
     """
 
     operate: Callable[[Scene], object]

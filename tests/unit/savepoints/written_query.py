@@ -67,24 +67,10 @@ class Instance:
 
 @dataclass
 class WrittenQuery:
-    """A query whose batches are written by hand.
+    """A query whose batches are written by hand, with ids in Spark's checkpoint format v2.
 
-    Attributes
-    ----------
-    url
-        Its checkpoint location.
-    with_ids
-        Whether it has Spark's checkpoint format v2.
-    checkpoints_dir
-        Its option of that name.
-    retained_batches
-        Batches before the newest one that Spark's logs keep.
-    operators
-        Its operators, see `stores_of`.
-    key
-        What a key is in a store. Where keys are read they must be rows of `key_schema`.
-    key_schema, value_schema
-        Of the rows of every store.
+    Spark's logs keep `retained_batches` before the newest one. `key` returns what a key is in a store; where
+    keys are read they must be rows of `key_schema`.
     """
 
     url: str
@@ -129,14 +115,8 @@ class WrittenQuery:
     def begin(self, *changed: StoreId, put: Rows | None = None, whole: bool = False) -> dict[StoreId, str]:
         """Run the next batch up to the entry in the commit log; returns the attempts.
 
-        Parameters
-        ----------
-        changed
-            The stores that it changes, by default all; the others' versions are without changes.
-        put
-            Rows to put, by default one with the number of the batch.
-        whole
-            Whether it writes full snapshots.
+        It puts rows, by default one with its number, in the stores that it changes, by default all; or it
+        writes whole snapshots.
         """
         number = self.batch + 1
         put = {b"batch": b"%d" % number} if put is None else put
