@@ -30,28 +30,6 @@ HOLDER = "file:///savepoints/x"
 both_formats = pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])
 
 
-def test_cleanup_retains_streams_of_a_version_held_and_written_by_others(tmp_path: Path) -> None:
-    query = query_after(str(tmp_path), 3)
-    store = STORES[0]
-    instance = query.instances[store]
-    query.clean_up(2)
-    # Another executor runs the same batch again, and its attempt counts: its state is in a file of its own.
-    other_instance = query.open(store)
-    metadata = other_instance.store.load(instance.name)
-    query.batch -= 1
-    other_instance.handle, other_instance.attempt_id = metadata.handle, metadata.parent_attempt_id
-    query.commit_store(store, {b"large": LARGE}, instance=other_instance, whole=True)
-    query.batch += 1
-    new_hold = hold(query.checkpoint, 2, "mine", HOLDER)
-    assert new_hold.attempts[store] == other_instance.attempt_id
-    expected = content(query.checkpoint, 2)
-    assert expected[store][b"large"] == LARGE
-    for _ in range(4):
-        query.run(whole=True)
-    query.clean_up(1)
-    assert content(query.checkpoint, 2) == expected
-
-
 def test_cleanup_retains_streams_of_a_late_attempt(tmp_path: Path) -> None:
     query = query_after(str(tmp_path), 3)
     store = STORES[0]
