@@ -29,7 +29,7 @@ from spark_statestore.store.holds import announce_holds
 from spark_statestore.testing.faults import FaultInjectingFileSystem
 from spark_statestore.testing.faults_plan import Fault
 from tests.support.trees import files_below
-from tests.unit.savepoints.written_query import SINGLE, SMALL, content, go_on, grown
+from tests.unit.savepoints.written_query import LARGE, SINGLE, SMALL, WrittenQuery, content, go_on, grown
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -103,7 +103,9 @@ def test_disposal_and_a_concurrent_copy_exclude_each_other(first: str, kind: Kin
     def meet(at: int | None) -> tuple[bool, int]:
         """Run the other operation during a call of the first one; return whether there is a copy then."""
         fs = FaultInjectingFileSystem()
-        canonical = savepoint(grown(fs.url("checkpoint"), operators=SINGLE).url, fs.url("target"))
+        query = WrittenQuery(fs.url("checkpoint"), operators=SINGLE)
+        query.run(put={b"large": LARGE})
+        canonical = savepoint(query.url, fs.url("target"))
         rows = content(canonical.checkpoint())
         refused = False
 
