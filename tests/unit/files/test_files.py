@@ -88,30 +88,26 @@ each_kind = pytest.mark.parametrize(
 
 
 @each_kind
-def test_list_files_returns_the_sizes_of_this_directory_only(files: FileSystem, tmp_path: Path) -> None:
+def test_sizes_are_those_of_files_of_this_directory(files: FileSystem, tmp_path: Path) -> None:
     for name in ("dir/X", "dir/X2"):
         files.make_directory(f"{tmp_path}/{name}")
         files.create(f"{tmp_path}/{name}/empty", b"")
     assert list(files.list_files(f"{tmp_path}/dir/X/")) == [FileStatus(f"{tmp_path}/dir/X/empty", 0)]
+    with pytest.raises(IsADirectoryError, match=f"{tmp_path}/dir/X"):
+        files.size(f"{tmp_path}/dir/X")
 
 
-@each_kind
-def test_size_of_a_directory_names_it(files: FileSystem, tmp_path: Path) -> None:
-    files.make_directory(f"{tmp_path}/d")
-    files.create(f"{tmp_path}/d/file", b"1")
-    with pytest.raises(IsADirectoryError, match=f"{tmp_path}/d"):
-        files.size(f"{tmp_path}/d")
-
-
-def test_memory_file_system_errors_name_the_path() -> None:
-    files = MemoryFileSystem()
-    files.create("/d/file", b"1")
-    for error, fail in [
-        (FileNotFoundError, lambda: files.read("/d/none")),
-        (FileNotFoundError, lambda: files.delete("/d/none")),
-        (FileExistsError, lambda: files.create("/d/file", b"2")),
-    ]:
-        with pytest.raises(error, match="/d"):
+@pytest.mark.parametrize("files", [LocalFileSystem(), MemoryFileSystem()], ids=["local", "process"])
+def test_error_names_the_path(files: FileSystem, tmp_path: Path) -> None:
+    directory = f"{tmp_path}/d"
+    files.make_directory(directory)
+    files.create(f"{directory}/file", b"1")
+    for error, fail in (
+        (FileNotFoundError, lambda: files.read(f"{directory}/none")),
+        (FileNotFoundError, lambda: files.delete(f"{directory}/none")),
+        (FileExistsError, lambda: files.create(f"{directory}/file", b"2")),
+    ):
+        with pytest.raises(error, match=directory):
             fail()
 
 

@@ -141,6 +141,10 @@ def test_every_call_is_retried_until_it_succeeds(pauses: list[float]) -> None:
         (lambda f: f.replace("/d/old", b"data"), {"/d/old": b"data"}),
         (lambda f: f.delete("/d/old"), {}),
         (lambda f: f.read("/d/old"), {"/d/old": b"old"}),
+        (lambda f: f.size("/d/old"), {"/d/old": b"old"}),
+        (lambda f: f.exists("/d/old"), {"/d/old": b"old"}),
+        (lambda f: f.is_directory("/d"), {"/d/old": b"old"}),
+        (lambda f: f.list_directory("/d"), {"/d/old": b"old"}),
         (lambda f: list(f.list_files("/d")), {"/d/old": b"old"}),
     ):
         flaky = Flaky(*RESETS)
@@ -150,7 +154,7 @@ def test_every_call_is_retried_until_it_succeeds(pauses: list[float]) -> None:
         assert flaky.calls >= 4
         contents = {status.path: flaky.files.read(status.path) for status in flaky.files.list_files("/d")}
         assert contents == expected
-    assert take_retries() == len(pauses) == 18
+    assert take_retries() == len(pauses) == 30
     assert take_retries() == 0
 
 
