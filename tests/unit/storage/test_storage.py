@@ -1,4 +1,4 @@
-"""Tests of checkpoint storages: the contracts on every file system, errors and names."""
+"""Tests of checkpoint storages: the contracts, errors and names."""
 
 from __future__ import annotations
 
@@ -22,22 +22,12 @@ from spark_statestore.storage import (
 from spark_statestore.storage.location_reference import REFERENCE_MAGIC_NUMBER
 from tests.support.contracts.storages_by_kind import FsCheckpointStorageTests, MemoryCheckpointStorageTests
 from tests.unit.file_system_fixtures import (
-    FsspecMemoryFiles,
     LocalFiles,
     ProcessMemoryFiles,
-    SyncedLocalFiles,
 )
 
 
 class TestLocalStorage(LocalFiles, FsCheckpointStorageTests):
-    pass
-
-
-class TestSyncedStorage(SyncedLocalFiles, FsCheckpointStorageTests):
-    pass
-
-
-class TestFsspecMemoryStorage(FsspecMemoryFiles, FsCheckpointStorageTests):
     pass
 
 
@@ -50,10 +40,6 @@ class TestMemoryStorage(LocalFiles, MemoryCheckpointStorageTests):
 
 
 class TestMemoryStorageWithADirectory(LocalFiles, MemoryCheckpointStorageTests):
-    pass
-
-
-class TestMemoryStorageWithAnFsspecDirectory(FsspecMemoryFiles, MemoryCheckpointStorageTests):
     pass
 
 
@@ -137,13 +123,10 @@ def test_pointer_to_another_authority_is_not_resolved_on_this_file_system(tmp_pa
         storage.resolve_checkpoint(f"own://node2{tmp_path}/chk-1")
 
 
-def test_default_reference_has_no_bytes() -> None:
+def test_default_reference_has_no_bytes_and_no_path() -> None:
     default = CheckpointStorageLocationReference.default()
     assert default.is_default_reference
     assert (default.reference_bytes, default) == (b"", CheckpointStorageLocationReference())
-
-
-def test_references_without_a_path_are_refused() -> None:
     with pytest.raises(ValueError, match="without bytes"):
         CheckpointStorageLocationReference(b"")
     for encoded, why in ((None, "default"), (REFERENCE_MAGIC_NUMBER, "too short"), (b"x", "magic number")):
