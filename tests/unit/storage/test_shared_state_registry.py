@@ -8,13 +8,16 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
+from hypothesis.stateful import run_state_machine_as_test
 
 from spark_statestore.errors import IllegalStateError
 from spark_statestore.files import LocalFileSystem
 from spark_statestore.storage.file_handles import FileStateHandle
 from spark_statestore.storage.shared_state_registry import SharedStateRegistry
 from spark_statestore.storage.stream_handles import ByteStreamStateHandle, StreamStateHandle
+from tests.support.effort import EFFORT
+from tests.support.machines.registry import SharedStateRegistryMachine
 from tests.unit.storage.handles import StubbornFiles, state_file
 
 
@@ -60,59 +63,6 @@ def test_registry_stores_consecutive_users_as_one_run(numbers: range) -> None:
     for number in numbers:
         registry.register_reference(handle("s"), number)
     assert registry._entries["s"].users == [(1, 8)]
-
-
-@pytest.mark.parametrize("numbers", [(3, 5), (5, 3)])
-def test_registry_does_not_count_a_checkpoint_between_two_users(numbers: tuple[int, int]) -> None:
-    registry = SharedStateRegistry()
-    for number in numbers:
-        registry.register_reference(handle("s"), number, created_by=1, keeps_creator=True)
-    assert [registry.checkpoints_in_use(9, [number]) for number in (2, 3, 4, 5, 6)] == [
-        set(), {1}, set(), {1}, set()
-    ]  # fmt: skip
-    assert registry.checkpoints_in_use(1) == set()
-    assert registry.checkpoints_in_use(2) == {1}
-
-
-def test_registry_keeps_a_file_that_has_two_handles(tmp_path: Path) -> None:
-    registry = SharedStateRegistry()
-    first = state_file(tmp_path, "s")
-    registry.register_reference(first, 1)
-    registry.register_reference(first, 1)
-    registry.register_reference(FileStateHandle(LocalFileSystem(), first.path, -1), 2)
-    assert len(registry) == 1
-    assert first.stream_state_handle_id in registry
-    registry.unregister_unused_state(2)
-    assert names(tmp_path) == {"s"}
-    registry.unregister_unused_state(3)
-    assert names(tmp_path) == set()
-
-
-def test_registry_discards_an_orphan_after_its_last_possible_user(tmp_path: Path) -> None:
-    registry = SharedStateRegistry()
-    orphan, registered = state_file(tmp_path, "orphan"), state_file(tmp_path, "known")
-    registry.register_reference(registered, 9)
-    for stream in (orphan, registered):
-        registry.register_orphan(stream, 4)
-    registry.unregister_unused_state(4)
-    assert names(tmp_path) == {"orphan", "known"}
-    registry.unregister_unused_state(5)
-    assert names(tmp_path) == {"known"}
-
-
-def test_registry_retries_a_deletion_that_failed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    files = StubbornFiles()
-    registry = SharedStateRegistry()
-    state = state_file(tmp_path, "s", files)
-    registry.register_reference(state, 1)
-    registry.unregister_unused_state(2)
-    assert "the next cleanup retries" in caplog.text
-    assert state.stream_state_handle_id not in registry
-    assert registry.is_discarding(state.stream_state_handle_id)
-    files.stubborn = False
-    registry.unregister_unused_state(0)
-    assert names(tmp_path) == set()
-    assert not registry.is_discarding(state.stream_state_handle_id)
 
 
 @pytest.mark.parametrize("orphan", [False, True])
@@ -180,3 +130,11 @@ def test_registry_discards_each_stream_once_with_several_threads(tmp_path: Path)
     registry.unregister_unused_state(36)
     assert names(tmp_path) == {f"{worker}-{number}" for worker in range(4) for number in range(36, 41)}
     assert len({id(stream) for stream in discarded}) == len(discarded) == 4 * 35
+
+
+@pytest.mark.slow
+def test_registry_keeps_the_streams_in_use_and_nothing_else() -> None:
+    run_state_machine_as_test(
+        SharedStateRegistryMachine,
+        settings=settings(max_examples=150 * EFFORT, stateful_step_count=30, deadline=None),
+    )
