@@ -21,9 +21,10 @@ from spark_statestore.store.changelog import DELETE, PUT
 from spark_statestore.store.commit import begin_checkpoint
 from spark_statestore.store.healing import heal, read_healed, readable_metadata, smallest_chain, steps_of
 from spark_statestore.store.lineage import changes, past_version
-from spark_statestore.store.reader import damaged_streams, read_version
+from spark_statestore.store.reader import damaged_streams
 from tests.support.damage import Damage, damaged
 from tests.support.effort import EFFORT
+from tests.unit.store import stores
 from tests.unit.store.stores import attempt_id, message, named, open_store, snapshot
 
 Rows = dict[bytes, bytes]
@@ -33,16 +34,7 @@ LARGE = 700
 
 def load(directory: Path, name: CheckpointName) -> Rows:
     """Read a version of a new instance of the store, healed."""
-    store = open_store(directory)
-    metadata = store.load(name)
-    rows: Rows = {}
-    for _, batch in read_healed(store, name, metadata, lambda part: list(read_version(store, name, part))):
-        for op, key, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            if op == DELETE:
-                del rows[key]
-            else:
-                rows[key] = value
-    return rows
+    return stores.load(open_store(directory), name, healed=True)["default"]
 
 
 @dataclass

@@ -354,51 +354,43 @@ def test_column_family_of_is_that_of_the_newest_version_that_has_it(tmp_path: Pa
         column_family_of(store, past, "lists")
 
 
+def key_of(change: Change) -> bytes:
+    return change[1]
+
+
+def changes_of(store: StoreDirectory, version: int) -> list[Change]:
+    ((_, batch),) = changes(store, past_version(store, CheckpointName(version)), ["default"])
+    return sorted(((row["op"], row["key"], row["value"]) for row in batch.to_pylist()), key=key_of)
+
+
 def test_changes_distinguish_added_values_from_replaced_ones(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    first = [(PUT, key, b"1") for key in (b"longer", b"other", b"same", b"gone")]
-    then = [
+    first: list[Change] = [(PUT, key, b"1") for key in (b"longer", b"other", b"same", b"gone")]
+    then: list[Change] = [
         (MERGE, b"longer", b"2"),
         (MERGE, b"longer", b"3"),
         (PUT, b"other", b"2"),
         (MERGE, b"other", b"3"),
+        (DELETE, b"gone", None),
+        (PUT, b"new", b"1"),
+        (MERGE, b"new", b"1"),
     ]
-    then += [(DELETE, b"gone", b""), (PUT, b"new", b"1"), (MERGE, b"new", b"1")]
     write(store, [Step({"default": first}), Step({"default": then}, whole=True)], with_ids=False)
-    ((_, batch),) = changes(store, past_version(store, CheckpointName(2)), ["default"])
-    actual = [tuple(row.values()) for row in batch.to_pylist()]
-    expected = [(op, key, value or None) for op, key, value in then]
-    assert sorted(actual, key=lambda change: change[1]) == sorted(expected, key=lambda change: change[1])
+    assert changes_of(store, 2) == sorted(then, key=key_of)
 
 
 def test_changes_of_a_full_snapshot_merge_to_keys_without_values(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    first = [(PUT, key, b"1") for key in (b"longer", b"anew")]
-    then = [
-        (MERGE, b"longer", b"2"),
-        (DELETE, b"anew", b""),
-        (MERGE, b"anew", b"3"),
-        (MERGE, b"new", b"1"),
-        (MERGE, b"new", b"2"),
-    ]
-    expected = [(op, key, value or None) for op, key, value in then]
-    rows: dict[bytes, list[bytes]] = {b"longer": [b"1"], b"anew": [b"1"]}
-    for change in expected:
-        apply(rows, change_batch([change]))
-    assert rows == {b"longer": [b"1", b"2"], b"anew": [b"3"], b"new": [b"1", b"2"]}
+    first: list[Change] = [(PUT, key, b"1") for key in (b"longer", b"anew")]
+    added: list[Change] = [(MERGE, b"anew", b"3"), (MERGE, b"new", b"1"), (MERGE, b"new", b"2")]
     parent = commit(store, EMPTY, Step({"default": first}), with_ids=False)
     # The snapshot of the shim keeps the record type of a key's first value.
-    snapshot = [
-        (PUT, b"longer", b"1"),
-        (MERGE, b"longer", b"2"),
-        (MERGE, b"anew", b"3"),
-        (MERGE, b"new", b"1"),
-        (MERGE, b"new", b"2"),
-    ]
-    by = attempt_id()
-    pending = begin_checkpoint(store, CheckpointName(2), by, described({"default": rows}, {"default": 1}))
+    snapshot = [(PUT, b"longer", b"1"), (MERGE, b"longer", b"2"), *added]
+    rows = {b"longer": [b"1", b"2"], b"anew": [b"3"], b"new": [b"1", b"2"]}
+    pending = begin_checkpoint(
+        store, CheckpointName(2), attempt_id(), described({"default": rows}, {"default": 1})
+    )
     pending.write(0, change_batch(snapshot).serialize())
     pending.publish(None, parent.attempt_id, None)
-    ((_, batch),) = changes(store, past_version(store, CheckpointName(2)), ["default"])
-    actual = [tuple(row.values()) for row in batch.to_pylist()]
-    assert sorted(actual, key=lambda change: change[1]) == sorted(expected, key=lambda change: change[1])
+    expected = [(MERGE, b"longer", b"2"), (DELETE, b"anew", None), *added]
+    assert changes_of(store, 2) == sorted(expected, key=key_of)
