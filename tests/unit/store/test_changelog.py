@@ -257,10 +257,10 @@ def test_read_refuses_another_format_version(
         read(handle)
 
 
-@pytest.mark.parametrize("offsets", [(), (0,), (17,), (16, 1_000_000)], ids=str)
+@pytest.mark.parametrize("offsets", [(), (0,), (17,), (16, 16), (16, 5000), (16, 1 << 60)], ids=str)
 def test_read_refuses_invalid_offsets(offsets: tuple[int, ...]) -> None:
     stream = ByteStreamStateHandle("s", SAMPLE.as_bytes_if_in_memory())
-    with pytest.raises(CorruptCheckpointError):
+    with pytest.raises(CorruptCheckpointError, match=r"has no batch at its start|has an empty batch"):
         read(state_in(stream, *offsets))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import zlib
 from collections.abc import Callable
@@ -88,16 +87,6 @@ def test_commit_compresses_according_to_the_option(tmp_path: Path) -> None:
         sizes[codec] = [path.stat().st_size for path in (directory / "shared").iterdir()]
     assert min(sizes[None]) > 2000
     assert max(sizes["zstd"]) < 1500
-
-
-@pytest.mark.parametrize("fsync", [False, True])
-def test_commit_syncs_according_to_the_option(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsync: bool
-) -> None:
-    synced: list[int] = []
-    monkeypatch.setattr(os, "fsync", synced.append)
-    commit(open_store(tmp_path, StorageOptions(fsync=fsync)), v1(1), LARGE)
-    assert bool(synced) == fsync
 
 
 # Calls of the storage

@@ -30,7 +30,7 @@ from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.handle_codec import HANDLE_SCHEMA
 from spark_statestore.storage.stream_handles import ByteStreamStateHandle
-from spark_statestore.store.changelog import ChangeStreamWriter, parts_of, read_changes
+from spark_statestore.store.changelog import ChangeStreamWriter, read_changes
 from spark_statestore.store.cleanup import discard_versions
 from tests.fuzz.targets import reencoded
 from tests.support.trees import files_below
@@ -284,30 +284,6 @@ def test_read_batch_refuses_more_than_two_gigabytes_before_allocating() -> None:
     assert pa.total_allocated_bytes() - allocated < 1 << 20
 
 
-def test_decode_handle_refuses_compressed_buffers(store_path: Path) -> None:
-    path = store_path / "chk-2/_metadata"
-    metadata_object = decode_object(path.read_bytes(), "it")
-    batch = pa.ipc.read_record_batch(pa.py_buffer(metadata_object.handles[0]), HANDLE_SCHEMA)
-    path.write_bytes(
-        bytes(
-            encode_object(
-                metadata_object.kind,
-                metadata_object.attempt_id,
-                metadata_object.properties,
-                [encoded(batch, "zstd")],
-            )
-        )
-    )
-    with pytest.raises(CorruptCheckpointError, match="its format does not allow"):
-        rows_of(open_store(store_path), CheckpointName(2))
-
-
-@pytest.mark.parametrize("offsets", [(16, 16), (16, 5000), (16, 1 << 60)])
-def test_parts_of_refuses_empty_batches(offsets: tuple[int, ...]) -> None:
-    with pytest.raises(CorruptCheckpointError, match="has an empty batch"):
-        parts_of(state_in(ByteStreamStateHandle("s", bytes(100)), *offsets), "it")
-
-
 def test_read_batch_refuses_offsets_that_overflow() -> None:
     # Lengths that are all the same, modulo 2**32, of bytes that are not there.
     rows, width = 80, (4 * (1 << 32) + 16) // 80
@@ -331,42 +307,6 @@ def test_restore_refuses_overlapping_elements() -> None:
     assert reader.element(0, 1) == (0, bytes(100))
     with pytest.raises(CorruptCheckpointError, match="overlapping elements"):
         reader.element(0, 1)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"version": "2"},
-        {"version": True},
-        {"operator": None},
-        {"parentAttemptId": "x/../../../../victim"},
-        {"parentAttemptId": "0123456789ABCDEF"},
-        {"store": ["default"]},
-        {"createdMs": -1},
-        {"columnFamilies": [{"name": {}}]},
-        {"rows": -1},
-        {"name": ["a"]},
-        {"createdAtVersion": 1.5},
-        {"keySchema": None},
-    ],
-    ids=str,
-)
-def test_decode_metadata_refuses_fields_of_wrong_types(store_path: Path, wrong: dict[str, Any]) -> None:
-    path = store_path / "chk-2" / "_metadata"
-    metadata_object = decode_object(path.read_bytes(), "it")
-    if not wrong.keys() <= metadata_object.properties.keys():
-        # A field of a column family.
-        wrong = {"columnFamilies": [metadata_object.properties["columnFamilies"][0] | wrong]}
-    properties = metadata_object.properties | wrong
-    path.write_bytes(
-        bytes(
-            encode_object(
-                metadata_object.kind, metadata_object.attempt_id, properties, list(metadata_object.handles)
-            )
-        )
-    )
-    with pytest.raises(CorruptCheckpointError, match="chk-2"):
-        rows_of(open_store(store_path), CheckpointName(2))
 
 
 def test_encode_object_refuses_metadata_beyond_the_limits() -> None:

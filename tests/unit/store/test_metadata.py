@@ -321,21 +321,52 @@ def test_decode_operators_validates_numbers(changes: dict[str, Any]) -> None:
         decode_operators(operators_of(**changes), CONTEXT, "the one at the sea")
 
 
-def test_decode_metadata_requires_one_incremental_handle() -> None:
-    handle = encode_handle(start_chain(4, None), CONTEXT)
+HANDLE = encode_handle(start_chain(4, None), CONTEXT)
+FAMILY = ColumnFamily("default", 1, "{}", "{}", "hash", 0).to_json()
+
+
+def metadata_of(*handles: bytes, **changes: object) -> bytes:
+    """Metadata of a version, with other fields or handles than it should have."""
     properties = {
         "operator": 0, "partition": 0, "store": "default", "version": 1, "parentAttemptId": None,
-        "createdMs": 1, "writtenBy": "0.2", "columnFamilies": [],
+        "createdMs": 1, "writtenBy": "0.2", "columnFamilies": [FAMILY],
     }  # fmt: skip
-    assert decode_metadata(encoded(body_of(properties, handle)), CONTEXT, "here").version == 1
-    for handles in ([], [handle, handle], [encode_handle(ByteStreamStateHandle("a", b""), CONTEXT)]):
+    return encoded(body_of(properties | changes, *handles))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"version": "2"},
+        {"version": True},
+        {"operator": None},
+        {"parentAttemptId": "x/../../../../victim"},
+        {"parentAttemptId": "0123456789ABCDEF"},
+        {"store": ["default"]},
+        {"createdMs": -1},
+        {"columnFamilies": [{"name": {}}]},
+        {"columnFamilies": [FAMILY | {"rows": -1}]},
+        {"columnFamilies": [FAMILY | {"name": ["a"]}]},
+        {"columnFamilies": [FAMILY | {"createdAtVersion": 1.5}]},
+        {"columnFamilies": [FAMILY | {"keySchema": None}]},
+    ],
+    ids=str,
+)
+def test_decode_metadata_refuses_fields_of_wrong_types(changes: dict[str, Any]) -> None:
+    assert decode_metadata(metadata_of(HANDLE), CONTEXT, "here").version == 1
+    with pytest.raises(CorruptCheckpointError, match="at the sea"):
+        decode_metadata(metadata_of(HANDLE, **changes), CONTEXT, "the one at the sea")
+
+
+def test_decode_metadata_requires_one_incremental_handle() -> None:
+    for handles in ([], [HANDLE] * 2, [encode_handle(ByteStreamStateHandle("a", b""), CONTEXT)], [b"x"]):
         with pytest.raises(CorruptCheckpointError, match="at the sea"):
-            decode_metadata(encoded(body_of(properties, *handles)), CONTEXT, "the one at the sea")
-    with pytest.raises(CorruptCheckpointError):
-        decode_metadata(encoded(body_of(properties, b"x")), CONTEXT, "here")
-    # Compressed data that lacks its own checksum has all of the body.
+            decode_metadata(metadata_of(*handles), CONTEXT, "the one at the sea")
+
+
+def test_decode_refuses_a_compressed_body_without_its_own_checksum() -> None:
     with pytest.raises(CorruptCheckpointError, match="cut off"):
-        decode_metadata(encoded(body_of(properties, handle)[:-1]), CONTEXT, "here")
+        decode_metadata(encoded(body_of({}, HANDLE)[:-1]), CONTEXT, "here")
 
 
 @pytest.mark.parametrize("count", [0, 2, 3, 1000, 2**32 - 1])
@@ -343,12 +374,6 @@ def test_decode_refuses_a_wrong_count_of_handles(count: int) -> None:
     for kind, decode in enumerate((decode_metadata, decode_operators)):
         with pytest.raises(CorruptCheckpointError):
             decode(encoded(body_of({}, b"handle", count=count), kind=kind), CONTEXT, "here")
-
-
-def test_decode_bounds_the_size_of_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_statestore.formats.metadata.LARGEST_BODY", 10_000)
-    with pytest.raises(CorruptCheckpointError, match="larger than the limit of metadata"):
-        decode_metadata(encoded(zlib.compress(bytes(20_000))), CONTEXT, "here")
 
 
 def test_operators_metadata_keeps_names_longer_than_flinks() -> None:
