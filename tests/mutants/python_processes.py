@@ -18,7 +18,7 @@ _OF_FILES: Final = (
         f"{_FILES}/local.py",
         "            if self._fsync:\n                os.fsync(fd)\n            # CPython",
         "            if not self._fsync:\n                os.fsync(fd)\n            # CPython",
-        (f"{_TESTS}/store/test_faults_local.py::test_power_loss_loses_unsynced_files",),
+        (f"{_TESTS}/store/test_faults_local.py", "-k", "every_call and small-commit"),
         "With fsync, a committed version survives a power failure.",
     ),
     Mutant(

@@ -434,15 +434,12 @@ SMALL = {b"d": b"4"}
 
 OPERATIONS = {
     "small-commit": Operation(three_versions, commits(SMALL)),
-    "small-commit-with-id": Operation(three_versions, commits(SMALL), ids=True),
     "small-commit-in-memory-storage": Operation(three_versions, commits(LARGE), storage="memory"),
     "small-commit-retried": Operation(three_versions, commits_as_one_attempt(SMALL)),
-    "commit-in-prepared-directory": Operation(three_versions_and_a_prepared_directory, commits(SMALL)),
     "commit-in-prepared-directory-and-prepare": Operation(
         three_versions_and_a_prepared_directory, commits_and_prepares
     ),
     "commit-with-id-and-prepare": Operation(three_versions, commits_and_prepares, ids=True),
-    "large-commit": Operation(three_versions, commits(LARGE)),
     "large-commit-with-id": Operation(three_versions, commits(LARGE), ids=True),
     "large-commit-retried": Operation(three_versions, commits_as_one_attempt(LARGE)),
     "huge-commit": Operation(three_versions, commits(HUGE | LARGE)),
@@ -451,18 +448,11 @@ OPERATIONS = {
     "replacing-commit": Operation(a_version_that_others_build_on, commits(SMALL)),
     "large-replacing-commit": Operation(a_version_that_others_build_on, commits(LARGE)),
     "replacing-commit-retried": Operation(a_version_that_others_build_on, commits_as_one_attempt(SMALL)),
-    "replacing-commit-in-memory-storage": Operation(
-        a_version_that_others_build_on, commits(LARGE), storage="memory"
-    ),
     "commit-with-base": Operation(three_versions, commits_with_a_base),
-    "commit-with-base-and-id": Operation(three_versions, commits_with_a_base, ids=True),
-    "commit-with-run": Operation(three_versions, lambda bench: commits_with_a_base(bench, 1)),
     "commit-with-run-and-id": Operation(
         three_versions, lambda bench: commits_with_a_base(bench, 1), ids=True
     ),
     "abandoned-commit": Operation(three_versions, abandons(SMALL), abandons_files=True),
-    "abandoned-commit-with-id": Operation(three_versions, abandons(SMALL), ids=True, abandons_files=True),
-    "abandoned-huge-commit": Operation(three_versions, abandons(HUGE), abandons_files=True),
     "abandoned-huge-commit-with-id": Operation(three_versions, abandons(HUGE), ids=True, abandons_files=True),
     "abandoned-snapshot": Operation(three_versions, abandons_a_snapshot, abandons_files=True),
     "load": Operation(three_versions, loads),
@@ -484,7 +474,7 @@ _FIRST_TIER = {
     "large-commit-retried",
     "replacing-commit",
     "commit-with-base",
-    "commit-with-run",
+    "commit-with-run-and-id",
     "abandoned-commit",
     "abandoned-snapshot",
     "load",

@@ -7,13 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from spark_statestore.errors import CheckpointNotFoundError
-from spark_statestore.options import StorageOptions
-from spark_statestore.storage import CheckpointName
 from tests.support.effort import EFFORT
 from tests.unit.files.local_disk import LOSSES, LocalDisk, local_disk
 from tests.unit.store.fault_bench import ABSENT, KINDS, OPERATIONS, TORN, Bench, Model, every_operation, some
-from tests.unit.store.stores import commit, open_store, rows_of
 
 STRIDE = 7
 
@@ -52,7 +48,9 @@ def test_synced_version_survives_a_power_loss_at_every_call(disk: LocalDisk, ope
             OPERATIONS[operation].run(model, fault, survives=survives, power_fails=True)
 
 
-@pytest.mark.parametrize("operation", ["small-commit", "large-commit", "replacing-commit-retried", "cleanup"])
+@pytest.mark.parametrize(
+    "operation", ["small-commit", "full-snapshot-commit", "replacing-commit-retried", "cleanup"]
+)
 @pytest.mark.parametrize("lacks", [{"tmpfile"}, {"tmpfile", "link"}], ids=["hidden-names", "in-place"])
 def test_synced_version_survives_a_power_loss_without_tmpfile_and_link(
     tmp_path: Path, operation: str, lacks: set[str]
@@ -85,20 +83,3 @@ def test_power_loss_without_fsync_loses_versions_and_changes_none(
         assert bench.outcome(name, bench.instance()) in (rows, ABSENT, TORN), name
     assert outcomes == {True} or loss not in ("nothing", "names", "halves")
     bench.remove()
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("fsync", [False, True])
-def test_power_loss_loses_unsynced_files(disk: LocalDisk, fsync: bool, loss: str) -> None:
-    """The tests above would pass if a power loss had no effect; this one would not."""
-    disk.loss = LOSSES[loss]
-    url, options = disk.url("0/3"), StorageOptions(file_state_threshold=512, fsync=fsync)
-    name, rows = CheckpointName(1), {b"small": b"1", b"large": b"x" * 600}
-    commit(open_store(url, options), name, rows)
-    disk.crash()
-    disk.restart()
-    if fsync:
-        assert rows_of(open_store(url, options), name) == rows
-    elif loss == "nothing":
-        with pytest.raises(CheckpointNotFoundError):
-            rows_of(open_store(url, options), name)

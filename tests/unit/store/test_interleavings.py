@@ -1,4 +1,4 @@
-"""Late commits and cleanups of old instances, interleaved with other operations at every call to storage.
+"""Commits and cleanups of several instances, interleaved at every call to storage.
 
 Each counterexample that tests/model finds for a missing precaution is replayed here on the real store.
 """
@@ -12,11 +12,14 @@ import pytest
 from spark_statestore.errors import CheckpointExistsError
 from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
 from spark_statestore.store.cleanup import discard_versions
+from spark_statestore.store.commit import Committed
 from spark_statestore.testing.faults import FaultInjectingFileSystem
+from tests.unit.store.fault_bench import MODELS, Bench
 from tests.unit.store.interleaving import LARGE, Pair, Rows, World, interleavings
-from tests.unit.store.stores import attempt_id, rows_of, snapshot
+from tests.unit.store.stores import attempt_id, commit, rows_of, snapshot
 
 RETAINED = 1
+ONE, TWO, THREE = (CheckpointName(version) for version in (1, 2, 3))
 
 FS = FaultInjectingFileSystem()
 
@@ -208,3 +211,49 @@ def test_version_can_be_read_while_another_attempt_replaces_it(put: Rows) -> Non
         return Pair(world, reads, lambda: world.commit(world.instance(), 4, put))
 
     went_well(build)
+
+
+# Two commits of one version
+
+
+class Race(Pair[Bench]):
+    """Two instances that commit on top of a first version."""
+
+    def __init__(self, rows: Rows, *, replacing: bool) -> None:
+        bench = Bench(MODELS["objects"])
+        super().__init__(bench, lambda: self.commit(0), lambda: self.commit(1))
+        bench.commit(1, {b"a": b"1"})
+        if replacing:
+            bench.commit(2, {b"old": b"2"}, on=1, store=bench.instance())
+            bench.commit(3, {b"e": b"3"}, on=2, store=bench.instance())
+        self.rows = [{b"writer": b"%d" % number} | rows for number in range(2)]
+        self.stores = [bench.instance() for _ in range(2)]
+        self.commits: dict[int, Committed] = {}
+
+    def commit(self, number: int) -> None:
+        parent = self.world.handles[ONE]
+        self.commits[number] = commit(self.stores[number], TWO, self.rows[number], parent=parent)
+
+    def check(self) -> None:
+        assert not self.failed
+        bench, fresh = self.world, self.world.instance()
+        base = bench.promised[ONE]
+        assert rows_of(fresh, TWO) in [base | rows for rows in self.rows]
+        # The version that builds on what was there before.
+        if THREE in bench.promised:
+            assert rows_of(fresh, THREE) == bench.promised[THREE]
+        # Each continues from its own version, whichever of them is found.
+        for number, committed in self.commits.items():
+            four = CheckpointName(4 + number)
+            commit(self.stores[number], four, {b"f": b"4"}, parent=committed.handle)
+            assert rows_of(bench.instance(), four) == base | self.rows[number] | {b"f": b"4"}
+        # And what is left over goes in the end.
+        bench.store = bench.instance()
+        bench.tidy()
+
+
+@pytest.mark.parametrize("replacing", [False, True], ids=["new", "replacing"])
+@pytest.mark.parametrize("rows", [{}, {b"large": LARGE}], ids=["small", "large"])
+def test_concurrent_commits_of_one_version_publish_one_and_keep_both(rows: Rows, replacing: bool) -> None:
+    for race, _, _ in interleavings(lambda: Race(rows, replacing=replacing), 2 if replacing else 1):
+        race.check()
