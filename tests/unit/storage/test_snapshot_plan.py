@@ -56,32 +56,20 @@ def history(deltas: list[int], interval: int, *, tick: bool = True) -> list[tupl
     return after
 
 
-def most_streams(deltas: list[int], interval: int) -> float:
-    # Each further stream is at least one part in `times` of all newer ones.
-    times = min(FAN_OUT - 1, interval)
-    return interval + 1 + math.log(sum(deltas) / min(deltas)) / math.log(1 + 1 / times)
-
-
 @settings(max_examples=150, deadline=None)
 @given(deltas=sizes, interval=st.integers(1, 20), tick=st.booleans())
 def test_runs_keep_the_streams_logarithmic(deltas: list[int], interval: int, tick: bool) -> None:
+    times, fewest = min(FAN_OUT - 1, interval), interval if tick else 2 * interval
     for number, (on_top, bytes_written) in enumerate(history(deltas, interval, tick=tick), 1):
         prefix = deltas[:number]
         assert sum(on_top) == sum(prefix)
-        assert len(on_top) <= most_streams(prefix, interval if tick else 2 * interval)
+        # All but those that are too few to be merged are larger than a part of what is newer.
+        for at, size in enumerate(on_top[:-fewest]):
+            assert size * times > sum(on_top[at + 1 :])
+        most = math.log(sum(prefix) / min(prefix)) / math.log(1 + 1 / times)
+        assert len(on_top) <= fewest + 1 + most
         # A stream is merged into one that is larger than itself by what is newer.
         assert bytes_written <= sum(prefix) * (2 + math.log2(len(prefix)))
-
-
-@pytest.mark.parametrize("tick", [True, False])
-@pytest.mark.parametrize("interval", [1, 2, 10])
-def test_run_sizes_rise_with_their_age(interval: int, tick: bool) -> None:
-    least = interval if tick else 2 * interval
-    times = min(FAN_OUT - 1, interval)
-    for on_top, _ in history([1000] * 1000, interval, tick=tick):
-        # All but those that are too few to be merged are larger than a part of what is newer.
-        for at, size in enumerate(on_top[: max(0, len(on_top) - least)]):
-            assert size * times > sum(on_top[at + 1 :])
 
 
 @pytest.mark.parametrize(
