@@ -39,13 +39,6 @@ def cleans(bench: Bench) -> None:
     bench.cleanup(3, 4)
 
 
-def cleans_elsewhere(bench: Bench) -> None:
-    own, bench.store = bench.store, bench.instance()
-    bench.store.load(bench.names[4])
-    bench.cleanup(3, 4)
-    bench.store = own
-
-
 @dataclass(frozen=True)
 class Pair:
     """An operation, and one that runs between two of its calls."""
@@ -54,17 +47,12 @@ class Pair:
     second: Step
 
 
+# `test_interleavings` has cleanups of another instance, and loads beside cleanups and other attempts.
 PAIRS = {
     "load-and-commit": Pair(loads(4), commits_elsewhere),
-    "load-and-another-attempt": Pair(loads(4), replaces_the_newest),
-    "load-and-cleanup": Pair(loads(4), cleans),
     "cleanup-and-commit": Pair(cleans, commits),
-    "cleanup-and-commit-of-another-instance": Pair(cleans, commits_elsewhere),
     "cleanup-and-another-attempt": Pair(cleans, replaces_the_newest),
-    "cleanup-and-load": Pair(cleans, loads(4)),
-    "two-cleanups": Pair(cleans, cleans_elsewhere),
     "commit-and-cleanup": Pair(commits, cleans),
-    "commit-and-cleanup-of-another-instance": Pair(commits, cleans_elsewhere),
 }
 
 

@@ -276,12 +276,6 @@ def test_decode_refuses_an_invalid_body_with_a_valid_checksum(body: bytes) -> No
             decode(encoded(body, kind=kind), CONTEXT, "here")
 
 
-def test_decode_refuses_an_unknown_kind() -> None:
-    for decode in (decode_metadata, decode_operators):
-        with pytest.raises(CorruptCheckpointError, match=r"at the sea .*99 is not a valid MetadataKind"):
-            decode(encoded(body_of({}), kind=99), CONTEXT, "the one at the sea")
-
-
 def operators_of(handles: int = 2, **changes: object) -> bytes:
     """Metadata of one operator with two subtasks, with other numbers or handles than it should have."""
     node: dict[str, object] = {"operator": "o", "parallelism": 2, "maxParallelism": 4, "subtasks": [0, 1]}
@@ -388,20 +382,25 @@ def test_operators_metadata_keeps_names_longer_than_flinks() -> None:
     assert facts(decoded.operator_states[name].subtasks[0]) == facts(handle)
 
 
-def test_newer_format_is_refused_with_both_versions() -> None:
-    newer = SAMPLE[:8] + struct.pack("<H", 99) + b"whatever a later release makes of the rest"
-    for decode in (decode_metadata, decode_operators):
-        with pytest.raises(
+@pytest.mark.parametrize(
+    ("data", "error", "message_part"),
+    [
+        (
+            (SAMPLE[:8] + struct.pack("<H", 99) + b"whatever a later release makes of it").ljust(100, b"\0"),
             UnsupportedFormatError,
-            match=rf"at the sea .*format 99, .* up to {METADATA_FORMAT_VERSION}\. .*Upgrade",
-        ):
-            decode(newer.ljust(100, b"\0"), CONTEXT, "the one at the sea")
-
-
-def test_format_version_zero_is_refused() -> None:
-    for kind, decode in enumerate((decode_metadata, decode_operators)):
-        with pytest.raises(CorruptCheckpointError, match="does not match its checksum"):
-            decode(encoded(body_of({}), version=0, kind=kind), CONTEXT, "here")
+            rf"format 99, .* up to {METADATA_FORMAT_VERSION}\. .*Upgrade",
+        ),
+        (encoded(body_of({}), version=0), CorruptCheckpointError, "does not match its checksum"),
+        (encoded(body_of({}), kind=99), CorruptCheckpointError, "99 is not a valid MetadataKind"),
+    ],
+    ids=["newer format", "format zero", "unknown kind"],
+)
+def test_decode_refuses_another_format_or_kind(
+    data: bytes, error: type[Exception], message_part: str
+) -> None:
+    for decode in (decode_metadata, decode_operators):
+        with pytest.raises(error, match=rf"at the sea .*{message_part}"):
+            decode(data, CONTEXT, "the one at the sea")
 
 
 def test_encode_writes_zero_into_reserved_fields() -> None:
