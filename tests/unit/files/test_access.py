@@ -102,26 +102,24 @@ def check_no_credentials(message: str, bucket: str) -> None:
     assert ".." not in message
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
-def test_access_error_of_denied_call_names_url_and_permissions(
-    without_rights: str, call: Callable[[FileSystem, str], Any]
-) -> None:
+def test_access_error_of_denied_call_names_url_and_permissions(without_rights: str) -> None:
     files, path = open_file_system(f"s3://{without_rights}/orders")
-    with pytest.raises(
-        StorageAccessError, match=rf"^access to s3://{without_rights}/orders.* is denied \(.+\)\. "
-    ) as raised:
-        call(files, path)
-    assert f"on the bucket {without_rights!r} (they need s3:GetObject" in str(raised.value)
+    for call in CALLS.values():
+        with pytest.raises(
+            StorageAccessError, match=rf"^access to s3://{without_rights}/orders.* is denied \(.+\)\. "
+        ) as raised:
+            call(files, path)
+        assert f"on the bucket {without_rights!r} (they need s3:GetObject" in str(raised.value)
 
 
-@pytest.mark.parametrize("name", sorted(CALLS.keys() - {"exists", "is_directory"}))
 @pytest.mark.usefixtures("bucket")
-def test_access_error_names_a_missing_bucket(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_access_error_names_a_missing_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     forget_clients(monkeypatch)
     missing = f"missing-{uuid.uuid4()}"
     files, path = open_file_system(f"s3://{missing}/orders")
-    with pytest.raises(StorageAccessError, match=f"the bucket '{missing}' of .* does not exist"):
-        CALLS[name](files, path)
+    for name in CALLS.keys() - {"exists", "is_directory"}:
+        with pytest.raises(StorageAccessError, match=f"the bucket '{missing}' of .* does not exist"):
+            CALLS[name](files, path)
 
 
 def test_every_entry_point_raises_the_same_access_error(without_credentials: str, tmp_path: Path) -> None:
