@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
-import struct
-import sys
 import venv
 import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +31,7 @@ from tests.spark.counting import (
 )
 from tests.spark.harness import Provider
 from tests.spark.queries import SPARKS
+from tests.spark.test_backend_lifecycle import interpreter
 from tests.support.paths import SPARK_MINOR
 from tests.support.trees import files_below
 
@@ -67,23 +65,7 @@ def query_end(checkpoint: Path) -> int:
             "1",
             r"backend\.nope' is not an option.*The options are: checkpointsDir, commit, compression",
         ),
-        ("storageretries", "5", r"Did you mean '[\w.]*storageRetries'"),
         ("storageRetries", "many", r"storageRetries' is 'many', but it must be a whole number"),
-        ("storageTimeoutSeconds", "0", r"must be a whole number of at least 1"),
-        ("fileStateThreshold", "20 kilos", r"must be a size such as 20k, 5m or 1048576"),
-        ("fileStateThreshold", "1g", r"at most 268435456"),
-        ("fsync", "yes", r"must be true or false"),
-        ("storage", "ramdisk", r"must be one of filesystem, memory"),
-        ("compression", "gzip", r"must be one of none, zstd"),
-        ("checkpointsDir", " ", r"must be not empty"),
-        (
-            "checkpointsDir",
-            "bucket/x",
-            r"checkpointsDir' is 'bucket/x', but it must be an absolute.*s3://bucket/x",
-        ),
-        ("checkpointsDir", "s3:bucket/x", r"relative to the working directory of each process"),
-        ("checkpointsDir", "file://relative/path", r"name of a host"),
-        ("savepointsDir", "~/x", r"savepointsDir' is '~/x', but it must be an absolute path.*file:///data/x"),
         ("checkpointsDir", "s3://me:pw@bucket/x", r"checkpointsDir' is a URL that contains a password"),
     ],
 )
@@ -101,10 +83,7 @@ def test_invalid_option_fails_before_the_query_starts(
         spark_statestore.attach(session)
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("storageRetries", "many"), ("commit", "Batch"), ("storageTimeoutSeconds", "0"), ("nope", "1")],
-)
+@pytest.mark.parametrize(("option", "value"), [("storageRetries", "many"), ("nope", "1")])
 def test_provider_refuses_an_invalid_option_that_no_query_checked(
     spark: Any, tmp_path: Path, option: str, value: str
 ) -> None:
@@ -134,12 +113,6 @@ def builder() -> Any:
             r"storageRetries' is \[3\] of type list, but it must be a string",
         ),
         ({}, {"storage_retries": 3, "storageRetries": 4}, OptionError, "'storageRetries' is given twice"),
-        (
-            {PROVIDER: SPARKS},
-            {},
-            SessionError,
-            r"providerClass' is set to .*HDFSBacked.*remove one of the two",
-        ),
         (
             {OPTION_PREFIX + "storageRetries": "5"},
             {"storage_retries": 7},
@@ -214,27 +187,10 @@ def test_attach_error_has_a_remedy_for_a_session_without_the_jar(built: Path, tm
 # Storage, in the first batch
 
 
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        (
-            "file:{file}/below",
-            r"operator 0, partition \d, store default, .*{file}/below/.*Not a directory.*writable",
-        ),
-        (
-            "/proc/nothing",
-            r"operator 0, partition \d.*at file:/+proc/nothing/.*Check that the directory is writable",
-        ),
-    ],
-)
-def test_unusable_storage_error_names_the_storage(
-    spark: Any, tmp_path: Path, url: str, expected: str
-) -> None:
-    file = tmp_path / "a-file"
-    file.touch()
-    checkpoint = tmp_path / "checkpoint"
-    message = failure(spark.newSession(), checkpoint, checkpointsDir=url.format(file=file))
-    assert re.search(expected.replace("{file}", re.escape(str(file))), message), message
+def test_unusable_storage_error_names_the_storage(spark: Any, tmp_path: Path) -> None:
+    message = failure(spark.newSession(), tmp_path / "checkpoint", checkpointsDir="/proc/nothing")
+    expected = r"operator 0, partition \d.*at file:/+proc/nothing/.*Check that the directory is writable"
+    assert re.search(expected, message), message
 
 
 # Interpreters
@@ -265,9 +221,7 @@ def test_version_mismatch_error_has_both_versions(spark: Any, tmp_path: Path) ->
     versions = package / "_version.py"
     versions.write_text(versions.read_text().replace(spark_statestore.__version__, "99.1"))
     # The working directory of these tests has the package too, and would take precedence.
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONSAFEPATH=1 PYTHONPATH={tmp_path}/other exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
+    python = interpreter(tmp_path, f"export PYTHONSAFEPATH=1 PYTHONPATH={tmp_path}/other")
     message = failure(spark.newSession(), tmp_path / "checkpoint", python=python)
     assert f"the jar is version {spark_statestore.__version__} (protocol" in message
     assert f"imports from {package} is version 99.1" in message
@@ -348,43 +302,14 @@ def flip_a_byte(path: Path) -> None:
     path.write_bytes(data)
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-7])
-
-
-def raise_format(path: Path) -> None:
-    """Make metadata that of a later release."""
-    data = bytearray(path.read_bytes())
-    (version,) = struct.unpack_from("<H", data, 8)
-    struct.pack_into("<H", data, 8, version + 1)
-    struct.pack_into("<I", data, len(data) - 8, zlib.crc32(data[:-8]))
-    path.write_bytes(data)
-
-
-def remove_version(path: Path) -> None:
-    shutil.rmtree(path.parent)
-
-
 BACKUP = "Restore it from a backup"
 EARLIER = f"{BACKUP}, or resume from an earlier batch; nothing was changed"
-NEWER = r"{0.parent} has metadata format \d+, but this release reads formats up to .*Upgrade spark-statestore"
-NO_VERSION = (
-    r"{0.parent} does not exist; the store has the versions 1 to \d+.*or start from an existing version"
-)
 
 
 @pytest.mark.parametrize(
     ("newest", "damage", "expected"),
     [
         (newest_metadata, flip_a_byte, rf"{{0.parent}} does not match its checksum.*{EARLIER}"),
-        (
-            newest_metadata,
-            cut,
-            r"{0.parent} has \d+ bytes, which is not the length in its header.*" + EARLIER,
-        ),
-        (newest_metadata, raise_format, NEWER),
-        (newest_metadata, remove_version, NO_VERSION),
-        (newest_stream, flip_a_byte, "{0}.*Nothing was changed"),
         (newest_stream, Path.unlink, rf"needs the state stream .*{{0}}.*missing.*{BACKUP}"),
     ],
 )
@@ -403,7 +328,7 @@ def test_damage_error_names_store_file_and_remedy(
     assert untouched
 
 
-@pytest.mark.parametrize("damage", [flip_a_byte, cut, Path.unlink])
+@pytest.mark.parametrize("damage", [flip_a_byte, Path.unlink])
 def test_damaged_merged_file_error_names_the_file(
     spark: Any, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:

@@ -96,16 +96,17 @@ def test_query_is_exact_after_a_fault_at_each_call(
     assert failed == 0 or kind != "kill"
 
 
-def _points() -> Iterator[Any]:
-    """Yield kinds of kills and numbers of calls, most of them for soak only."""
-    for number, at in enumerate(range(2, 70, 2)):
-        kind = ("kill_driver", "orphan")[number % 2]
-        yield pytest.param(kind, at, marks=[] if at == 28 else [pytest.mark.soak])
+POINTS = [(("kill_driver", "orphan")[number % 2], at) for number, at in enumerate(range(2, 70, 2))]
+IN_CI = [pytest.mark.spark, pytest.mark.oldest]
+"""Marks of the kill that is not for soak alone."""
 
 
 @pytest.mark.usefixtures("built")
 @handing_over
-@pytest.mark.parametrize(("kind", "at"), list(_points()))
+@pytest.mark.parametrize(
+    ("kind", "at"),
+    [pytest.param(*point, marks=IN_CI if point == ("orphan", 28) else pytest.mark.soak) for point in POINTS],
+)
 def test_query_is_exact_after_its_driver_was_killed(
     backend: FaultyBackend, kind: Any, at: int, handed_over: bool
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,11 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.streaming import StreamingQueryListener
 
 from tests.spark.counting import run_to, start_counting
-from tests.spark.harness import ROCKSDB, Open, Provider, Refusal, Store, instances
+from tests.spark.harness import ROCKSDB, Open, Refusal, Store, instances
 from tests.spark.queries import OURS
 from tests.support.spark_versions import is_since
 
-pytestmark = [pytest.mark.first, pytest.mark.spark]
+pytestmark = [pytest.mark.first, pytest.mark.spark, pytest.mark.oldest]
 
 A = ("a", 1)
 ONE = (1, "one")
@@ -45,23 +45,8 @@ def provider_class(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def opened(spark: Any, tmp_path: Path, provider_class: str) -> Iterator[Open]:
-    """Return a function that opens instances of one store of either provider."""
-    providers: list[Provider] = []
-
-    def open_instance(**confs: str) -> Provider:
-        providers.append(Provider(spark, f"file:{tmp_path}", provider=provider_class, **confs))
-        return providers[-1]
-
-    yield open_instance
-    for provider in providers:
-        provider.end_stores()
-        provider.close()
-
-
-@pytest.fixture
-def store(opened: Open) -> Store:
-    store = opened().open(0)
+def store(instance: Open) -> Store:
+    store = instance().open(0)
     store.put(A, ONE)
     return store
 
@@ -74,9 +59,9 @@ def test_use_of_an_ended_store_is_an_invalid_stamp(store: Store, ending: str, us
 
 
 @pytest.mark.parametrize("use", ["get", "rows"])
-def test_use_of_a_released_read_store_is_an_invalid_stamp(store: Store, opened: Open, use: str) -> None:
+def test_use_of_a_released_read_store_is_an_invalid_stamp(store: Store, instance: Open, use: str) -> None:
     store.commit()
-    read_store = opened().open_read(1)
+    read_store = instance().open_read(1)
     read_store.release()
     assert present(read_store.refusal(use, *USES[use])).kind == INVALID_STAMP
 
@@ -118,6 +103,7 @@ def test_missing_version_has_the_condition_of_a_missing_state_file(
     assert (none_yet.kind, missing.kind) == (NO_VERSION, NO_VERSION)
     assert f"[{NO_VERSION}]" in missing.message
     assert "version 3 " in missing.message
+    assert "the store has the versions 1 to 1" in missing.message
     assert "minBatchesToRetain" in missing.message
     assert corrupt.kind == "CANNOT_LOAD_STATE_STORE.UNCATEGORIZED"
 

@@ -24,16 +24,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 FIGURES = ("numRowsTotal", "memoryUsedBytes")
 CUSTOM_FIGURES = ("stateTableMaxRows", "checkpointBytesWritten", "checkpointMaxChainLength")
 
-STORES = {
-    "memory": (),
-    "disk": ("spark.history.store.path={directory}/store",),
-    "disk with protobuf": (
-        "spark.history.store.path={directory}/store",
-        "spark.history.store.serializer=PROTOBUF",
-    ),
-}
-"""Settings of the server for each kind of store of what it has read."""
-
+# What the server has read is kept beyond its end, in the format with a serializer of this package's.
+KEPT = ("spark.history.store.path={directory}/store", "spark.history.store.serializer=PROTOBUF")
 
 Ended = tuple[Path, list[dict[str, Any]]]
 
@@ -96,24 +88,14 @@ def history(events: Path, classes: list[str], settings: tuple[str, ...] = ()) ->
         server.wait()
 
 
-@pytest.mark.parametrize(
-    "store",
-    [
-        pytest.param("memory", marks=pytest.mark.soak),
-        pytest.param("disk", marks=pytest.mark.soak),
-        "disk with protobuf",
-    ],
-)
-def test_history_server_shows_the_figures_of_every_batch(ended: Ended, tmp_path: Path, store: str) -> None:
+def test_history_server_shows_the_figures_of_every_batch(ended: Ended, tmp_path: Path) -> None:
     events, progress = ended
-    settings = tuple(setting.format(directory=tmp_path) for setting in STORES[store])
-    # A server reads what it has kept instead of the events when it starts again.
-    for _ in range(2 if settings else 1):
-        with history(events, [spark_statestore.jar_path()], settings) as application:
-            (run,) = {batch["id"] for batch in progress}
-            page = get(f"{application}/state/query/?id={run}")
-            assert "Status: </strong><span>stopped" in page
-            assert "Status: </strong><span>stopped" in get(f"{application}/state/")
+    settings = tuple(setting.format(directory=tmp_path) for setting in KEPT)
+    with history(events, [spark_statestore.jar_path()], settings) as application:
+        (run,) = {batch["id"] for batch in progress}
+        page = get(f"{application}/state/query/?id={run}")
+        assert "Status: </strong><span>stopped" in page
+        assert "Status: </strong><span>stopped" in get(f"{application}/state/")
     operators = [batch["stateOperators"][0] for batch in reversed(progress)]
     for name in FIGURES + CUSTOM_FIGURES:
         values = [

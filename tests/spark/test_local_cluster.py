@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ import pytest
 import spark_statestore
 from spark_statestore.options import OPTION_PREFIX
 from tests.spark.counting import Program, cluster_environment, is_gone, kill, wait_until
+from tests.spark.test_backend_lifecycle import interpreter
+from tests.support.effort import EFFORT
 from tests.support.slow import SlowStorage
 from tests.support.spark_versions import is_since
 from tests.support.trees import files_below
@@ -25,15 +26,20 @@ PLUGIN_LINE = f"spark.plugins={spark_statestore.PLUGIN_CLASS}"
 def test_queries_are_exact_after_kills_of_executors_and_backends(built: Path, tmp_path: Path) -> None:
     slow = SlowStorage(tmp_path)
     checkpoint = tmp_path / "checkpoint"
+    formats = [1, 2] if EFFORT > 1 else [2]
+    metrics = tmp_path / "metrics"
+    metrics.mkdir()
     with Program(
         "local_cluster",
         slow.environment | cluster_environment(tmp_path),
         checkpoint=str(checkpoint),
         state=slow.url,
         python=slow.interpreter(),
+        formats=formats,
+        metrics=str(metrics),
     ) as program:
         assert program.next("workers") == [["spark_statestore.worker_daemon", is_since("4.1")]]
-        for checkpoint_format in 1, 2:
+        for checkpoint_format in formats:
             check_memory(program, Path(f"{checkpoint}-{checkpoint_format}"))
         # One state is larger than a message may be.
         message = program.next("refused")
@@ -49,6 +55,17 @@ def test_queries_are_exact_after_kills_of_executors_and_backends(built: Path, tm
         program.end()
     checked = spark_statestore.verify(str(checkpoint), checkpoints_dir=f"file://{slow.directory}")
     assert checked.ok, checked
+    check_metrics(metrics)
+
+
+def check_metrics(directory: Path) -> None:
+    """Check that executors export metrics to sinks of their own, without a UI."""
+    commits = list(directory.rglob("*.StateStorePlugin.checkpointCommits.csv"))
+    # The columns are the time and the count.
+    assert max(int(file.read_text().splitlines()[-1].split(",")[1]) for file in commits) > 0
+    memory = list(directory.rglob("*.StateStorePlugin.backendMemoryBytes.csv"))
+    assert memory
+    assert not any(".driver." in file.name for file in memory)
 
 
 def check_memory(program: Program, checkpoint: Path) -> None:
@@ -87,20 +104,14 @@ def test_cluster_without_the_plugin_refuses_memory_and_logs_where_its_state_is(
     built: Path, tmp_path: Path
 ) -> None:
     """The interpreter of the query that is accepted is on executors only."""
-    python = tmp_path / "python"
-    python.write_text(
-        "#!/bin/sh\n"
-        "grep -qa CoarseGrainedExecutorBackend /proc/$PPID/cmdline || exit 1\n"
-        f'exec {sys.executable} "$@"\n'
-    )
-    python.chmod(0o755)
+    python = interpreter(tmp_path, "grep -qa CoarseGrainedExecutorBackend /proc/$PPID/cmdline || exit 1")
     # Workers of a local cluster write logs below Spark's home.
     home = tmp_path / "home"
     home.mkdir()
     for name in ("bin", "jars", "python"):
         (home / name).symlink_to(Path(pyspark.__file__).parent / name)
     checkpoint = tmp_path / "checkpoint"
-    arguments = {"checkpoint": str(checkpoint), "python": str(python)}
+    arguments = {"checkpoint": str(checkpoint), "python": python}
     with Program("cluster_without_plugin", {"SPARK_HOME": str(home)}, **arguments) as program:
         assert PLUGIN_LINE in program.next("refused")
         check_refused(program.next("refused"))

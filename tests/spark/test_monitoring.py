@@ -14,7 +14,6 @@ import pytest
 
 from spark_statestore.options import OPTION_PREFIX
 from spark_statestore.query import QueryCheckpoint
-from tests.spark.counting import cluster_environment, wait_until
 from tests.spark.ui import PREFIX, WITH_METRICS, Observed, cells, observed
 from tests.support.paths import ROOT
 
@@ -83,6 +82,7 @@ def link(page: str) -> str:
 
 
 @pytest.mark.spark
+@pytest.mark.oldest
 def test_tab_shows_the_figures_of_the_last_batch(query: Observed, directory: Path) -> None:
     page = query.get("/state/")
     for name in OWN_FIGURES + CUSTOM_FIGURES:
@@ -95,6 +95,7 @@ def test_tab_shows_the_figures_of_the_last_batch(query: Observed, directory: Pat
 
 
 @pytest.mark.spark
+@pytest.mark.oldest
 def test_page_of_a_query_shows_every_batch(query: Observed) -> None:
     page = query.get(link(query.get("/state/")))
     for name in OWN_FIGURES + CUSTOM_FIGURES:
@@ -122,61 +123,29 @@ def test_page_of_an_unknown_query_says_so(query: Observed) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.oldest
 def test_page_of_structured_streaming_draws_the_custom_metrics(query: Observed) -> None:
     page = query.get(f"/StreamingQuery/statistics/?id={query.progress[-1]['runId']}")
     for name in CUSTOM_FIGURES:
         assert name in page, name
 
 
-def require_links_below(base: str, page: str) -> str:
-    """Check the links of the tab's overview, and return the path of a query's page behind the proxy."""
+def require_links_below(base: str, page: str) -> None:
+    """Check the links of the tab's overview."""
     assert link(page).startswith(f"{base}/state/query/?id=")
     assert f'href="{base}/state/"' in page
-    return link(page).removeprefix(base)
 
 
 def test_links_follow_the_header_of_a_proxy(query: Observed) -> None:
     headers = {"X-Forwarded-Context": "/proxy/app-2"}
-    path = require_links_below("/proxy/app-2", query.get("/state/", **headers))
-    assert query.status(path, **headers) == 200
-
-
-ALICE, MALLORY = {"X-User": "alice"}, {"X-User": "mallory"}
-
-
-@pytest.fixture(scope="module")
-def guarded(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
-    """Return a query of an application that one user may view, below a proxy that a setting names."""
-    confs = {
-        "spark.acls.enable": "true",
-        "spark.ui.view.acls": "alice",
-        "spark.ui.filters": "org.apache.spark.sql.statestore.UserOfHeader",
-        "spark.ui.proxyBase": "/proxy/app-1",
-    }
-    with observed(tmp_path_factory.mktemp("guarded"), confs=confs, jar=str(built)) as running:
-        yield running
-
-
-def test_tab_is_for_those_who_may_view_the_application(guarded: Observed) -> None:
-    page = require_links_below("/proxy/app-1", guarded.get("/state/", **ALICE))
-    for path in ("/state/", page, "/jobs/"):
-        assert guarded.status(path, **MALLORY) == 403, path
-        assert guarded.status(path, **ALICE) == 200, path
-
-
-def test_tab_shows_the_error_of_a_failed_query(guarded: Observed) -> None:
-    guarded.order("fail")
-    page = guarded.get("/state/", **ALICE)
-    assert "<span>failed</span>" in page
-    error = re.search(r'<pre class="state-error">(.*?)</pre>', page, re.DOTALL)
-    assert error, page
-    assert "id &gt;= 0" in error[1] or "assert" in error[1].lower()
+    require_links_below("/proxy/app-2", query.get("/state/", **headers))
 
 
 # Metrics
 
 
 @pytest.mark.spark
+@pytest.mark.oldest
 def test_metrics_of_an_operator_are_those_of_the_last_batch(
     query: Observed, exported: dict[str, int]
 ) -> None:
@@ -199,6 +168,7 @@ def test_metrics_of_an_operator_are_those_of_the_last_batch(
 
 
 @pytest.mark.spark
+@pytest.mark.oldest
 def test_metrics_of_a_jvm_are_sums_since_its_start(query: Observed, exported: dict[str, int]) -> None:
     assert exported["checkpointCommits_Count"] == PARTITIONS * len(query.progress)
     for name in ("checkpointBytesWritten", "checkpointObjectsWritten"):
@@ -227,12 +197,16 @@ def test_documentation_lists_every_metric_of_a_jvm(exported: dict[str, int]) -> 
     assert own == set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE))
 
 
+# An application that one user may view, below a proxy
+
+
 PROXY = "/proxy/app-1"
+ALICE, MALLORY = {"X-User": "alice"}, {"X-User": "mallory"}
 
 
 @dataclass
-class Stopped:
-    """A query whose batches have published merged files, and what was seen of it before and after its end.
+class Failed:
+    """A query whose batches have published merged files, and what was seen of it before and after it failed.
 
     Attributes
     ----------
@@ -240,46 +214,65 @@ class Stopped:
         Directory of the program.
     batches
         Number of its batches.
-    page
-        Overview of the tab while it ran, below a proxy.
-    status
-        Status of the query's own page, to which the overview links.
+    pages
+        Overview of the tab while it ran, and after it failed.
+    statuses
+        Status of each page for the user and for another one, while it ran.
     before
         Metrics while it ran.
     after
-        Metrics after its end.
+        Metrics after it failed.
     """
 
     directory: Path
     batches: int
-    page: str
-    status: int
+    pages: tuple[str, str]
+    statuses: dict[str, tuple[int, int]]
     before: dict[str, int]
     after: dict[str, int]
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
+def failed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Failed:
     directory = tmp_path_factory.mktemp("merged")
-    confs = WITH_METRICS | {f"{OPTION_PREFIX}commit": "batch"}
-    with observed(directory, confs=confs, environment={"APPLICATION_WEB_PROXY_BASE": PROXY}) as query:
-        page, before = query.get("/state/"), query.metrics()
-        status = query.status(link(page).removeprefix(PROXY))
-        query.order("stop")
-        return Stopped(directory, len(query.progress), page, status, before, query.metrics())
+    confs = WITH_METRICS | {
+        f"{OPTION_PREFIX}commit": "batch",
+        "spark.acls.enable": "true",
+        "spark.ui.view.acls": "alice",
+        "spark.ui.filters": "org.apache.spark.sql.statestore.UserOfHeader",
+    }
+    environment = {"APPLICATION_WEB_PROXY_BASE": PROXY}
+    with observed(directory, confs=confs, jar=str(built), environment=environment) as query:
+        page, before = query.get("/state/", **ALICE), query.metrics(**ALICE)
+        statuses = {
+            path: (query.status(path, **ALICE), query.status(path, **MALLORY))
+            for path in ("/state/", link(page).removeprefix(PROXY), "/jobs/")
+        }
+        query.order("fail")
+        pages = (page, query.get("/state/", **ALICE))
+        return Failed(directory, len(query.progress), pages, statuses, before, query.metrics(**ALICE))
 
 
-def test_links_are_below_the_proxy_of_the_environment(stopped: Stopped) -> None:
-    require_links_below(PROXY, stopped.page)
-    assert stopped.status == 200
+def test_tab_is_for_those_who_may_view_the_application(failed: Failed) -> None:
+    require_links_below(PROXY, failed.pages[0])
+    assert len(failed.statuses) == 3
+    assert set(failed.statuses.values()) == {(200, 403)}
 
 
-def test_merged_files_of_a_query_are_those_in_its_directory(stopped: Stopped) -> None:
-    merged = QueryCheckpoint(str(stopped.directory / "checkpoint")).merged_files()
+def test_tab_shows_the_error_of_a_failed_query(failed: Failed) -> None:
+    page = failed.pages[1]
+    assert "<span>failed</span>" in page
+    error = re.search(r'<pre class="state-error">(.*?)</pre>', page, re.DOTALL)
+    assert error, page
+    assert "id &gt;= 0" in error[1] or "assert" in error[1].lower()
+
+
+def test_merged_files_of_a_query_are_those_in_its_directory(failed: Failed) -> None:
+    merged = QueryCheckpoint(str(failed.directory / "checkpoint")).merged_files()
     files = merged.physical_files()
     # The first version of a store has a file of its own.
-    in_directory = list(stopped.directory.glob("checkpoint/state/_merged/*"))
-    assert len(files) == len(in_directory) >= stopped.batches - 1
+    in_directory = list(failed.directory.glob("checkpoint/state/_merged/*"))
+    assert len(files) == len(in_directory) >= failed.batches - 1
     usage = merged.usage()
     assert usage.logical_files == PARTITIONS * len(files)
     assert usage.storage_bytes == sum(status.size for status, _ in files)
@@ -291,41 +284,16 @@ def test_merged_files_of_a_query_are_those_in_its_directory(stopped: Stopped) ->
         "mergedStorageBytes": usage.storage_bytes,
         "uncommittedAgeMs": 0,
     }
-    assert {name: stopped.before[f"query_counts_{name}_Value"] for name in expected} == expected
+    assert {name: failed.before[f"query_counts_{name}_Value"] for name in expected} == expected
     # Those of the first batch, then those that are merged.
-    assert stopped.before["checkpointObjectsWritten_Count"] == PARTITIONS + len(files)
+    assert failed.before["checkpointObjectsWritten_Count"] == PARTITIONS + len(files)
     assert f"Merged files: {usage.logical_files} logical in {len(files)} physical files" in text_of(
-        stopped.page
+        failed.pages[0]
     )
 
 
-def test_metrics_of_a_query_end_with_it(stopped: Stopped) -> None:
-    assert stopped.before["query_counts_operator0_numRowsTotal_Value"] == 50
-    assert not [name for name in stopped.after if name.startswith("query_")]
-    assert stopped.after["activeQueries_Value"] == 0
-    assert stopped.after["checkpointCommits_Count"] > 0
-
-
-def test_executor_exports_metrics_to_its_own_sinks_without_a_ui(tmp_path: Path) -> None:
-    directory = tmp_path / "metrics"
-    directory.mkdir()
-    sink = "spark.metrics.conf.executor.sink.csv."
-    confs: dict[str, Any] = {
-        "spark.master": "local-cluster[1,1,1024]",
-        "spark.ui.enabled": "false",
-        f"{sink}class": "org.apache.spark.metrics.sink.CsvSink",
-        f"{sink}directory": str(directory),
-        f"{sink}period": "1",
-    }
-    with observed(tmp_path, confs=confs, environment=cluster_environment(tmp_path)) as query:
-        assert query.url is None
-        commits = PARTITIONS * len(query.progress)
-
-        def counted() -> bool:
-            # Its columns are the time and the count.
-            files = directory.rglob("*.checkpointCommits.csv")
-            return [file.read_text().splitlines()[-1].split(",")[1] for file in files] == [str(commits)]
-
-        assert wait_until(counted, 30), list(directory.rglob("*StateStorePlugin*"))
-        (memory,) = directory.rglob("*.StateStorePlugin.backendMemoryBytes.csv")
-        assert ".driver." not in memory.name
+def test_metrics_of_a_query_end_with_it(failed: Failed) -> None:
+    assert failed.before["query_counts_operator0_numRowsTotal_Value"] == 50
+    assert not [name for name in failed.after if name.startswith("query_")]
+    assert failed.after["activeQueries_Value"] == 0
+    assert failed.after["checkpointCommits_Count"] > 0

@@ -53,10 +53,10 @@ class Observed:
             return error.code
         return 200
 
-    def metrics(self) -> dict[str, int]:
+    def metrics(self, **headers: str) -> dict[str, int]:
         """Return the plugin's metrics by their names behind `PREFIX`; every line must be in the format."""
         values = {}
-        for line in self.get("/metrics/prometheus/").splitlines():
+        for line in self.get("/metrics/prometheus/", **headers).splitlines():
             match = re.fullmatch(r'([a-zA-Z_:][a-zA-Z0-9_:]*)\{type="(\w+)"\} (\S+)', line)
             assert match, line
             if PREFIX in match[1]:

@@ -19,7 +19,6 @@ directory = arguments["directory"]
 URLS = {
     "local": f"{directory}/checkpoint",
     "s3": f"s3://{arguments['bucket']}/checkpoint",
-    "memory": "memory://apps/checkpoint",
 }
 
 
@@ -53,10 +52,12 @@ for application in "first", "second":
     )
     values: dict[str, Any] = {"storageRetries": spark.conf.get(OPTION_PREFIX + "storageRetries", None)}
     for name, url in URLS.items():
-        values[name] = [run(spark, url), state_of(spark, url)]
-        if name != "memory":
-            # This process has no access to the memory of the backend.
-            values[name].append(spark_statestore.savepoint(url, f"{url}-savepoints").batch)
+        batch = run(spark, url)
+        values[name] = [
+            batch,
+            state_of(spark, url),
+            spark_statestore.savepoint(url, f"{url}-savepoints").batch,
+        ]
     jvm = jvm_of(spark)
     values["backends"] = len(backends_of(jvm))
     spark.stop()

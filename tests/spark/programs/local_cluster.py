@@ -1,11 +1,11 @@
 """Test program: queries on separate executors, with events as lines of JSON.
 
-The only argument is a JSON object: ``checkpoint``, ``state`` (checkpointsDir for ``commit=batch``), and
-``python``, an interpreter for all backends. First the kinds of Python workers are reported. With
-``storage=memory`` the counting query runs in checkpoint format v1 and v2, each waiting for a line of input
-and restarting later, and then a query whose state is too large for a message. With ``commit=batch`` the
-counting query waits for a line of input twice in format v2, is restarted, and commits large versions; in
-format v1 it is refused.
+The only argument is a JSON object: ``checkpoint``, ``state`` (checkpointsDir for ``commit=batch``),
+``python``, an interpreter for all backends, ``formats`` of checkpoints, and ``metrics``, a directory for the
+metrics of executors. First the kinds of Python workers are reported. With ``storage=memory`` the counting
+query runs in each format, waits for a line of input and restarts later, and then a query whose state is too
+large for a message. With ``commit=batch`` the counting query waits for a line of input twice in format v2, is
+restarted, and commits large versions; in format v1 it is refused.
 """
 
 import json
@@ -29,7 +29,10 @@ from tests.support.sessions import cluster_builder
 
 STATE_STORE = "spark.sql.streaming.stateStore."
 FORMAT = STATE_STORE + "checkpointFormatVersion"
+SINK = "spark.metrics.conf.executor.sink.csv."
 SETTINGS = {
+    f"{SINK}class": "org.apache.spark.metrics.sink.CsvSink",
+    f"{SINK}period": "1",
     "spark.rpc.message.maxSize": "1",
     "spark.sql.streaming.minBatchesToRetain": "2",
     STATE_STORE + "maintenanceInterval": "500ms",
@@ -40,7 +43,7 @@ SETTINGS = {
 def main():
     arguments = json.loads(sys.argv[1])
     builder = cluster_builder()
-    for key, value in SETTINGS.items():
+    for key, value in (SETTINGS | {f"{SINK}directory": arguments["metrics"]}).items():
         builder.config(key, value)
     python = arguments["python"]
     spark_statestore.configure(builder, storage="memory", python=python, driver_python=python)
@@ -48,7 +51,7 @@ def main():
     spark.sparkContext.setLogLevel("OFF")
     spark_statestore.attach(spark)
     report("workers", workers_once_known(spark, tasks=8))
-    for checkpoint_format in 1, 2:
+    for checkpoint_format in arguments["formats"]:
         session = session_with(spark, checkpoint_format, {})
         count_in_memory(session, f"{arguments['checkpoint']}-{checkpoint_format}")
     report_end(start_wide(spark, f"{arguments['checkpoint']}-wide"))
