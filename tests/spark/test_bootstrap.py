@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import functions as F
 
 from spark_statestore import bootstrap, read_state, verify
 from tests.spark.processors import OUTPUT, Interpreter
@@ -73,8 +74,6 @@ def outputs(
 
 
 def aggregates(events: Any) -> Any:
-    from pyspark.sql import functions as F
-
     return events.groupBy("k").agg(
         F.count("*").alias("n"),
         F.sum("v").alias("s"),
@@ -106,16 +105,14 @@ def state_of_aggregates(schema: pa.Schema) -> Mapping[int, pa.Table]:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("form", [1, 2])
-def test_aggregates_start_with_a_batch_job(spark: Any, tmp_path: Path, form: int) -> None:
-    expected, actual = outputs(spark, tmp_path, aggregates, "update", state_of_aggregates, form)
+@pytest.mark.oldest
+def test_aggregates_start_with_a_batch_job(spark: Any, tmp_path: Path) -> None:
+    expected, actual = outputs(spark, tmp_path, aggregates, "update", state_of_aggregates, 1)
     assert actual == expected
     assert any(rows for rows in actual)
 
 
 def windows(events: Any) -> Any:
-    from pyspark.sql import functions as F
-
     late = events.withWatermark("t", "5 minutes")
     return late.groupBy(F.window("t", "2 minutes"), "k").count()
 
@@ -138,53 +135,10 @@ def watermark() -> datetime:
     return max(row["t"] for row in HISTORY) - timedelta(minutes=5)
 
 
-@pytest.mark.parametrize("form", [1, 2])
-def test_windows_start_with_a_watermark(spark: Any, tmp_path: Path, form: int) -> None:
-    expected, actual = outputs(spark, tmp_path, windows, "append", state_of_windows, form, watermark())
+def test_windows_start_with_a_watermark(spark: Any, tmp_path: Path) -> None:
+    expected, actual = outputs(spark, tmp_path, windows, "append", state_of_windows, 2, watermark())
     assert actual == expected
     assert sum(map(len, actual)) > 10
-
-
-def sessions(events: Any) -> Any:
-    from pyspark.sql import functions as F
-
-    late = events.withWatermark("t", "5 minutes")
-    return late.groupBy("k", F.session_window("t", "1 minute")).count()
-
-
-def state_of_sessions(schema: pa.Schema) -> Mapping[int, pa.Table]:
-    """Sessions that have not ended at the watermark of the history."""
-    last: dict[str, list[Any]] = {}
-    for row in HISTORY:
-        start, end, count = last.get(row["k"], (row["t"], row["t"], 0))
-        if row["t"] > end:
-            start, count = row["t"], 0
-        last[row["k"]] = [start, row["t"] + timedelta(minutes=1), count + 1]
-    there = [
-        ((key, start), (key, {"start": start, "end": end}, count))
-        for key, (start, end, count) in last.items()
-    ]
-    return {0: rows_of(schema, there)}
-
-
-def test_sessions_start_with_a_watermark(spark: Any, tmp_path: Path) -> None:
-    expected, actual = outputs(spark, tmp_path, sessions, "append", state_of_sessions, 1, watermark())
-    assert actual == expected
-    assert sum(map(len, actual)) > 5
-
-
-def distinct(events: Any) -> Any:
-    return events.dropDuplicates(["k", "v"]).select("k", "v")
-
-
-def state_of_distinct(schema: pa.Schema) -> Mapping[int, pa.Table]:
-    nothing = (None,) * schema.field("value").type.num_fields
-    return {0: rows_of(schema, {(row["k"], row["v"]): nothing for row in HISTORY}.items())}
-
-
-def test_distinct_rows_start_with_those_of_the_history(spark: Any, tmp_path: Path) -> None:
-    expected, actual = outputs(spark, tmp_path, distinct, "append", state_of_distinct, 2)
-    assert actual == expected
 
 
 def processed(events: Any) -> Any:
@@ -205,10 +159,10 @@ def test_variables_start_with_the_history(spark: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("form", [1, 2])
-def test_query_reads_on_from_given_offsets(spark: Any, tmp_path: Path, form: int) -> None:
+@pytest.mark.oldest
+def test_query_reads_on_from_given_offsets(spark: Any, tmp_path: Path) -> None:
     session = spark.newSession()
-    session.conf.set("spark.sql.streaming.stateStore.checkpointFormatVersion", form)
+    session.conf.set("spark.sql.streaming.stateStore.checkpointFormatVersion", 2)
     session.conf.set("spark.sql.shuffle.partitions", "2")
 
     def run(checkpoint: Path) -> dict[int, int]:
@@ -235,6 +189,7 @@ def test_query_reads_on_from_given_offsets(spark: Any, tmp_path: Path, form: int
 
 
 @pytest.mark.spark
+@pytest.mark.oldest
 def test_files_that_are_done_are_not_read(spark: Any, tmp_path: Path) -> None:
     incoming = tmp_path / "incoming"
     (incoming / "day=1").mkdir(parents=True)

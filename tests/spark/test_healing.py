@@ -45,8 +45,9 @@ def repaired(query: Query) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("remote", [False, True], ids=["local", "remote"])
-@pytest.mark.parametrize(("checkpoint_format", "damage"), [(1, "missing"), (2, "flipped")])
+@pytest.mark.parametrize(
+    ("checkpoint_format", "damage", "remote"), [(1, "missing", False), (2, "flipped", True)]
+)
 def test_query_goes_on_after_damage_of_its_newest_base(
     spark: Any, tmp_path: Path, checkpoint_format: int, damage: str, remote: bool
 ) -> None:

@@ -33,17 +33,11 @@ def session_with(spark: Any, checkpoint_format: int, **options: str) -> Any:
     return session
 
 
-both_formats = pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
-
-
-@both_formats
-def test_memory_query_resumes_after_its_backend_without_state_files(
-    spark: Any, tmp_path: Path, checkpoint_format: int
-) -> None:
-    run_to(session_with(spark, checkpoint_format), tmp_path, 2)
+def test_memory_query_resumes_after_its_backend_without_state_files(spark: Any, tmp_path: Path) -> None:
+    run_to(session_with(spark, 1), tmp_path, 1)
     kill_backends(spark)
     before = query_end(tmp_path)
-    query = run_to(session_with(spark, checkpoint_format), tmp_path, 5)
+    query = run_to(session_with(spark, 1), tmp_path, before + 2)
     assert query.recentProgress[0].batchId == before + 1
     assert not [f for f in files_below(tmp_path / "state") if "_metadata" not in Path(f).parts[:-1]]
 
@@ -74,22 +68,21 @@ def remembered(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@both_formats
+@pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
 def test_memory_state_with_checkpoints_dir_resumes_on_another_driver(
     spark: Any, remembered: Path, checkpoint_format: int
 ) -> None:
     session = session_with(spark, checkpoint_format, checkpointsDir=f"file:{remembered}/metadata")
-    query = run_to(session, remembered / f"kept-{checkpoint_format}", 5)
-    assert query.recentProgress[0].batchId > 2
+    checkpoint = remembered / f"kept-{checkpoint_format}"
+    before = query_end(checkpoint)
+    query = run_to(session, checkpoint, before + 1)
+    assert query.recentProgress[0].batchId == before + 1
 
 
-@both_formats
-def test_memory_state_without_checkpoints_dir_is_lost_on_another_driver(
-    spark: Any, remembered: Path, checkpoint_format: int
-) -> None:
-    checkpoint = remembered / f"lost-{checkpoint_format}"
+def test_memory_state_without_checkpoints_dir_is_lost_on_another_driver(spark: Any, remembered: Path) -> None:
+    checkpoint = remembered / "lost-2"
     before = files_below(checkpoint / "state")
-    message = failure(session_with(spark, checkpoint_format), checkpoint)
+    message = failure(session_with(spark, 2), checkpoint)
     assert "operator 0, partition" in message
     assert "was kept only on the driver of an application that has ended" in message
     assert "keeps state only until its application ends" in message
@@ -97,26 +90,19 @@ def test_memory_state_without_checkpoints_dir_is_lost_on_another_driver(
     assert files_below(checkpoint / "state") == before
 
 
-@both_formats
-def test_changed_storage_error_says_where_the_state_is(
-    spark: Any, tmp_path: Path, checkpoint_format: int
-) -> None:
-    session = session_with(spark, checkpoint_format, storage="filesystem")
-    run_to(session, tmp_path, 2)
+def test_changed_storage_error_says_where_the_state_is(spark: Any, tmp_path: Path) -> None:
+    session = session_with(spark, 2, storage="filesystem")
+    run_to(session, tmp_path, 1)
     before = files_below(tmp_path / "state")
-    message = failure(session_with(spark, checkpoint_format), tmp_path)
+    message = failure(session_with(spark, 2), tmp_path)
     assert "has ended" not in message
     assert f"is in files, file://{tmp_path}/state/0/" in message
     assert "Set spark.sql.streaming.stateStore.backend.storage back to filesystem." in message
     assert files_below(tmp_path / "state") == before
-    run_to(session, tmp_path, 4)
+    run_to(session, tmp_path, query_end(tmp_path) + 1)
 
 
-@both_formats
-def test_changed_storage_error_reports_state_of_an_ended_driver(
-    spark: Any, remembered: Path, checkpoint_format: int
-) -> None:
-    session = session_with(spark, checkpoint_format, storage="filesystem")
-    message = failure(session, remembered / f"lost-{checkpoint_format}")
+def test_changed_storage_error_reports_state_of_an_ended_driver(spark: Any, remembered: Path) -> None:
+    message = failure(session_with(spark, 1, storage="filesystem"), remembered / "lost-1")
     assert "the store has no version at all" in message
     assert "it had storage=memory without checkpointsDir" in message
