@@ -139,7 +139,7 @@ _HANDED_OVER: Final = (
         f"{_DRIVER}/DriverCheckpoints.scala",
         "if (!driverVersion.parentAttemptId.forall(isWhole(versions, driverVersion.version - 1, _))) {",
         "if (!driverVersion.parentAttemptId.forall(_ => hasVersion(versions, driverVersion.version - 1))) {",
-        (f"{_CHECKPOINTS}::test_put_rejects_a_version_without_its_parent",),
+        (f"{_CHECKPOINTS}::test_chain_is_complete_after_random_commits_and_discards",),
         "State on the driver is complete: changes of an attempt that it lacks are refused.",
     ),
     Mutant(
@@ -147,7 +147,7 @@ _HANDED_OVER: Final = (
         f"{_DRIVER}/DriverCheckpoints.scala",
         "attempts.current = driverVersion.attemptId",
         "if (attempts.current == null) attempts.current = driverVersion.attemptId",
-        (f"{_CHECKPOINTS}::test_put_makes_the_last_attempt_current_and_keeps_the_others",),
+        (f"{_CHECKPOINTS}::test_chain_is_complete_after_random_commits_and_discards",),
         "State on the driver is that of the attempt that was committed last.",
     ),
     Mutant(
