@@ -345,7 +345,7 @@ _MESSAGES: Final = (
         f"{_ARROW}/MessageSource.scala",
         'if (checksum.getValue != stream.path("checksum").asLong) {',
         'if (!stream.path("checksum").isNumber) {',
-        (f"{_TESTS}/test_cold_loads.py::test_cold_load_of_a_damaged_stream_fails_with_the_backends_error",),
+        (f"{_TESTS}/test_damage.py::test_load_verifies_files_that_the_reader_thread_reads",),
         "A load fails if a byte of its files has changed.",
     ),
     Mutant(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
-from py4j.protocol import Py4JJavaError
 
 from tests.spark.harness import Family, Provider, Row
 
@@ -102,31 +100,3 @@ def test_cold_load_returns_the_committed_rows(
             cold.close()
         writer.close()
     assert reading(spark).decodedLoads() == before
-
-
-def test_cold_load_of_a_damaged_stream_fails_with_the_backends_error(spark: Any, tmp_path: Path) -> None:
-    family = Family()
-    options = {"backend__compression": "none", "backend__fileStateThreshold": "0"}
-    writer = Provider(spark, f"file:{tmp_path}", **options)
-    run_batch(writer, 0, family, {1: 120_000})
-    writer.close()
-    (shared,) = tmp_path.glob("state/0/0/shared/*")
-    sound = shared.read_bytes()
-    before = reading(spark).decodedLoads()
-    # A flipped byte, a truncated stream, trailing bytes, an unknown format version.
-    for damaged in (
-        sound[:20_000] + b"\0" + sound[20_001:],
-        sound[: len(sound) // 2],
-        sound + b"\0",
-        sound[:8] + b"\x09" + sound[9:],
-    ):
-        shared.write_bytes(damaged)
-        cold = Provider(spark, f"file:{tmp_path}")
-        with pytest.raises(Py4JJavaError, match=f"(?s){shared.name} (is|has|ends|goes|does)"):
-            cold.open_read(1)
-        cold.close()
-    assert reading(spark).decodedLoads() == before + 4
-    shared.write_bytes(sound)
-    cold = Provider(spark, f"file:{tmp_path}")
-    assert len(rows_at(cold, 1)) == 1
-    cold.close()
