@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from tests.spark.harness import Family, Open, Provider, Row, Store, begin, instances, read
+from tests.spark.harness import Family, Open, Provider, Row, Store, instances, read
 
 A, B, C = ("a", 1), ("b", 2), ("c", 3)
 
@@ -28,10 +28,17 @@ def instance(request: pytest.FixtureRequest, spark: Any, tmp_path: Path) -> Iter
         yield opened
 
 
-def commit(provider: Provider, version: int, checkpoint_id: str | None, rows: dict[Row, Row]) -> str | None:
-    store = begin(provider, version, checkpoint_id, rows)
+def committed(provider: Provider, version: int, checkpoint_id: str | None, rows: dict[Row, Row]) -> Store:
+    script = (store := provider.open(version, checkpoint_id)).script()
+    for key, row in rows.items():
+        script.put(key, row)
+    script.run()
     store.commit()
-    return store.checkpoint_id
+    return store
+
+
+def commit(provider: Provider, version: int, checkpoint_id: str | None, rows: dict[Row, Row]) -> str | None:
+    return committed(provider, version, checkpoint_id, rows).checkpoint_id
 
 
 def opened(provider: Provider, version: int, checkpoint_id: str | None) -> tuple[dict[Row, Row], int]:
@@ -72,8 +79,10 @@ def test_values_of_a_key_keep_their_order(spark: Any, tmp_path: Path) -> None:
         def put(provider: Provider, version: int, *values: Row) -> Store:
             store = provider.open(version)
             store.create(lists)
+            script = store.script()
             for value in values:
-                store.merge(A, value, "lists")
+                script.merge(A, value, "lists")
+            script.run()
             store.commit()
             return store
 
@@ -100,8 +109,10 @@ def test_family_that_was_created_anew_is_not_the_one_in_memory(spark: Any, tmp_p
         first, second = instance(), instance()
         store = first.open(0)
         store.create(family)
+        script = store.script()
         for key, row in ROWS.items():
-            store.put(key, row)
+            script.put(key, row)
+        script.run()
         store.put(A, (1, "old"), "other")
         store.commit()
         put(second, 1, B, (2, "removed"))
@@ -124,8 +135,7 @@ def test_state_that_always_returns_is_compacted(instance: Open) -> None:
     used, compactions = [], 0
     for version in range(1, 30):
         changed: dict[Row, Row] = {("row", i): (version, "x" * 2000) for i in range(150)}
-        store = begin(providers[version % 2], version, checkpoint_id, changed)
-        store.commit()
+        store = committed(providers[version % 2], version, checkpoint_id, changed)
         rows |= changed
         checkpoint_id = store.checkpoint_id
         used.append(store.metrics["memoryUsedBytes"])
