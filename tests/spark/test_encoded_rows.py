@@ -12,11 +12,12 @@ import pyarrow.compute as pc
 import pytest
 
 from spark_statestore.rows import decode_rows, encode_rows
+from tests.support.effort import EFFORT
 from tests.support.spark_versions import is_since
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.oldest]
 
-ROWS = 100_000
+ROWS = 10_000 * EFFORT
 
 _DAY_NANOS = 86_400_000_000_000
 
