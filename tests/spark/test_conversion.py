@@ -12,6 +12,7 @@ import hypothesis.strategies as st
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
+from pyspark.sql import functions as F
 
 import spark_statestore
 from spark_statestore.query import QueryCheckpoint
@@ -28,13 +29,13 @@ from tests.spark.queries import (
     configured,
     unload_all,
 )
-from tests.spark.test_rows import FROM_ARROW, KEYS, TYPES, plain, shown, typed
+from tests.spark.test_rows import FROM_ARROW
 from tests.support.effort import EFFORT
-from tests.support.spark_versions import NEWEST_READABLE_FORMAT, is_since, since
+from tests.support.spark_versions import NEWEST_READABLE_FORMAT, is_since
+from tests.support.trees import files_below
 from tests.system.upgrades.cases import CASES, SCHEMAS, Case, input_of
+from tests.unit.cli.another_process import run_elsewhere
 from tests.unit.rows import encoder
-
-__all__ = ["typed"]
 
 # Spark's other way of writing RocksDB's versions.
 WITH_CHANGELOGS = {STATE_STORE + "rocksdb.changelogCheckpointing.enabled": "true"}
@@ -44,8 +45,6 @@ NAMES = {ROCKSDB: "rocksdb", SPARKS: "hdfs"}
 
 def three_operators(stream: Any) -> Any:
     """Deduplicate, aggregate by windows, and aggregate the windows."""
-    from pyspark.sql import functions as F
-
     distinct = stream.withWatermark("ts", "15 minutes").dropDuplicates(["id", "ts"])
     windows = distinct.groupBy(F.window("ts", "10 minutes"), "k").agg(F.count("*").alias("n"))
     return windows.groupBy(F.window("window", "20 minutes")).agg(F.sum("n").alias("n"))
@@ -102,12 +101,12 @@ class Converted:
         """Convert the query, and compare its state before and after as Spark's data source reads it."""
         before = self._state(options)
         formats = [self.query._confs[STATE_STORE + "checkpointFormatVersion"]]
-        files = snapshot(self.query.checkpoint)
+        files = files_below(self.query.checkpoint)
         target = self.path / f"converted-{len(self.conversions)}"
         conversion = spark_statestore.convert(
             self.spark, str(self.query.checkpoint), str(target), to, stopped=True, **options
         )
-        assert snapshot(self.query.checkpoint) == files, "the source has changed"
+        assert files_below(self.query.checkpoint) == files, "the source has changed"
         operators = QueryCheckpoint(str(target)).operators()
         assert {state.operator for state in conversion.states} == {operator.id for operator in operators}
         self.go_on_from(target, conversion.provider)
@@ -152,57 +151,33 @@ def state(query: Query) -> Counter[str]:
     return rows
 
 
-def snapshot(directory: Path) -> dict[str, bytes]:
-    """Return all files below a directory with their content."""
-    return {str(path): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
-
-
-# In `make test-spark`.
-EVERYWHERE = [
-    ("aggregation, update mode", ROCKSDB, 2),
+# Beyond the long runs. The copies of a state differ by its stores, column families and orders of keys; an
+# aggregation is in the tests below.
+USUAL = [
     ("outer join", ROCKSDB, 2),
+    ("outer join, state format 4", ROCKSDB, 1),
     ("transformWithState, Scala, timers", ROCKSDB, 1),
+    ("several operators", SPARKS, 1),
 ]
 
-# Their state is that of other queries: with timers or a TTL that of the variants in Scala, whose batches
-# start no Python; an inner join's is that of the outer join; and no state depends on the output mode. One
-# partition without a key is also that of the limit; keys with a window, and distinct rows, are also those of
-# several operators; and each timeout of a group has the same columns.
-LONG_RUNS_ALONE = (
-    "aggregation without keys",
-    "windows with watermark",
-    "dropDuplicates",
-    "applyInPandasWithState, processing time",
-    "transformWithStateInPandas, TTL that passes",
-    "transformWithStateInPandas, TTL of a day",
-    "transformWithState, rows, timers",
-    "inner join, state format 3",
-    "aggregation, complete mode",
-    "transformWithStateInPandas, timers",
-    "inner join",
-)
+# In `make test-spark`.
+EVERYWHERE = ("outer join", "transformWithState, Scala, timers")
 
 
 def starts() -> Iterator[Any]:
-    """Yield queries with the store and the checkpoint format that they are converted from.
-
-    Each query begins with one of them, and in the long runs with all.
-    """
-    for number, name in enumerate(ALL):
-        in_one_family = "transformWithState" not in name and "format" not in name
-        usual_format = 2 - number % 2
-        usual = (SPARKS if in_one_family and usual_format == 1 else ROCKSDB, usual_format)
+    """Yield queries with each store and checkpoint format that they are converted from."""
+    for name in ALL:
         possible = [(ROCKSDB, 1), (ROCKSDB, 2)]
-        if in_one_family:
+        if "transformWithState" not in name and "format" not in name:
             possible.append((SPARKS, 1))
         if not is_since("4.1") and name in ("aggregation without keys", "limit"):
             # Spark 4.0 refuses the first batch of a query with one partition in format 2.
             possible.remove((ROCKSDB, 2))
         for provider, checkpoint_format in possible:
             marks = []
-            if (provider, checkpoint_format) != usual or name in LONG_RUNS_ALONE:
+            if (name, provider, checkpoint_format) not in USUAL:
                 marks = [pytest.mark.soak]
-            elif (name, provider, checkpoint_format) in EVERYWHERE and is_since("4.1"):
+            elif name in EVERYWHERE and is_since("4.1"):
                 marks = [pytest.mark.spark]
             about = f"{name}, {NAMES[provider]} v{checkpoint_format}"
             yield pytest.param(name, provider, checkpoint_format, marks=marks, id=about)
@@ -220,11 +195,11 @@ def test_query_continues_after_its_conversion_and_back(
     query.run(3)
 
 
-@pytest.mark.parametrize("name", ["session windows", "outer join", "limit"])
+@pytest.mark.parametrize("name", ["session windows", "limit"])
 def test_conversion_to_other_partitions_continues_query(
     spark: Any, tmp_path: Path, recordings: Recordings, name: str
 ) -> None:
-    query = Converted(spark, tmp_path, recordings, name, ROCKSDB, 2 if name == "outer join" else 1)
+    query = Converted(spark, tmp_path, recordings, name, ROCKSDB, 1)
     query.run(0, 1)
     alone = 1 if name == "limit" else None
     # Spark cannot do this in any version.
@@ -234,21 +209,23 @@ def test_conversion_to_other_partitions_continues_query(
     query.run(3)
 
 
-@pytest.mark.spark
-@pytest.mark.parametrize("options", [{}, {"partitions": 3}], ids=["same partitions", "others"])
 @pytest.mark.parametrize(
-    ("to", "target_format", "checkpoint_format"),
-    [("rocksdb", None, 2), ("rocksdb", 1, 1), ("hdfs", None, 1)],
+    ("to", "target_format", "checkpoint_format", "options"),
+    [
+        ("rocksdb", None, 2, {"partitions": 3}),
+        ("rocksdb", 1, 1, {}),
+        pytest.param("hdfs", None, 1, {}, marks=[pytest.mark.spark, pytest.mark.oldest]),
+    ],
     ids=["to RocksDB", "to RocksDB in v1", "to HDFSBacked"],
 )
 def test_query_continues_after_its_conversion_to_another_format(
     spark: Any,
     tmp_path: Path,
     recordings: Recordings,
-    options: Mapping[str, Any],
     to: str,
     target_format: int | None,
     checkpoint_format: int,
+    options: Mapping[str, Any],
 ) -> None:
     query = Converted(spark, tmp_path, recordings, "aggregation, update mode", SPARKS, 1)
     query.run(0, 1)
@@ -272,6 +249,26 @@ def test_changelogs_and_a_first_batch_are_converted(
         assert list(query.query.checkpoint.rglob("*.changelog"))
 
 
+def test_command_converts_a_query(spark: Any, tmp_path: Path, recordings: Recordings) -> None:
+    query = Converted(spark, tmp_path, recordings, "aggregation, update mode", OURS, 2)
+    query.run(0, 1)
+    source, target = str(query.query.checkpoint), tmp_path / "target"
+    files = files_below(query.query.checkpoint)
+    options = ["--to", "rocksdb", "--partitions", "3", "--stopped"]
+    # In a process of its own: one has one Spark session.
+    session = ["--master", "local[2]", "--conf", "spark.driver.memory=512m"]
+    ((code, report),) = run_elsewhere([["convert", source, str(target), *options, *session]])
+    assert code == 0, report
+    assert (report["source_provider"], report["provider"], report["batch"]) == (OURS, ROCKSDB, 1)
+    assert report["partitions"] == {"0": 3}
+    (converted,) = report["states"]
+    assert converted["rows"] == report["rows"] > 0
+    assert files_below(query.query.checkpoint) == files
+    query.go_on_from(target, ROCKSDB)
+    query.run(2)
+
+
+@pytest.mark.soak
 @settings(max_examples=2 * EFFORT)
 @given(st.data())
 def test_generated_rows_are_equal_after_conversion(
@@ -315,58 +312,4 @@ def there_and_back(spark: Any, checkpoint: Path, path: Path) -> tuple[Path, Path
 
 def last_row(stream: Any) -> Any:
     """Keep the last row of each number."""
-    from pyspark.sql import functions as F
-
     return stream.groupBy("n").agg(F.last("row").alias("row"))
-
-
-@since("4.3", "type of time, or of places")
-@settings(max_examples=EFFORT)
-@given(st.data())
-def test_generated_rows_of_every_type_are_equal_after_conversion(
-    typed: Any, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    """Keys are of every type that a key may have, values of every type.
-
-    The rows mix values of `TYPES` and nulls.
-    """
-    path = tmp_path_factory.mktemp("types")
-    schema = pa.schema([("id", pa.int64()), *((name, pa.int64()) for name in TYPES)])
-    numbers = st.fixed_dictionaries(
-        # Of a store's first row Spark refuses an interval that is null.
-        {name: st.sampled_from([0, 1, 2, 4, 5, 6] if name == "calendar" else range(7)) for name in TYPES}
-    )
-    rows = data.draw(st.lists(numbers, min_size=3, max_size=9))
-    query = Query(
-        typed, path, mixed_types, "append", schema, provider=ROCKSDB, collect=lambda batch: [batch.count()]
-    )
-    query.feed([{"id": number, **row} for number, row in enumerate(rows)])
-    query.run()
-    here, back = there_and_back(typed, query.checkpoint, path)
-    operators = {entry.name: entry.id for entry in QueryCheckpoint(str(here)).operators()}
-    for operator, store, row, names in (
-        ("dedupe", "default", "key", KEYS),
-        ("symmetricHashJoin", "left-keyWithIndexToValue", "value", list(TYPES)),
-    ):
-        reader = typed.read.format("statestore").options(operatorId=operators[operator], storeName=store)
-        states = [
-            Counter(map(repr, shown(reader.load(str(at)), names, f"{row}.")))
-            for at in (query.checkpoint, here, back)
-        ]
-        assert states[0] == states[1] == states[2]
-        table = spark_statestore.read_state(str(here), operators[operator], store)
-        decoded = [plain({name: entry[row][name] for name in names}) for entry in table.to_pylist()]
-        assert Counter(map(repr, decoded)) == states[0]
-        assert states[0]
-
-
-def mixed_types(stream: Any) -> Any:
-    """Keep state with keys of every possible type, and values of every type, of each row's numbers."""
-    from pyspark.sql import functions as F
-
-    expressions = {name: re.sub(r"\bid\b", name, expression) for name, expression in TYPES.items()}
-    columns = [
-        f"if({name} % 4 = 3, null, {expression}) as {name}" for name, expression in expressions.items()
-    ]
-    typed = stream.selectExpr("id", *columns)
-    return typed.dropDuplicates(KEYS).join(stream.selectExpr("id as other"), F.expr("id = other"))

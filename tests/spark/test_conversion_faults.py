@@ -31,9 +31,9 @@ from spark_statestore.errors import (
 from spark_statestore.query.query_checkpoint import RESERVED
 from tests.spark.counting import GROUPS, Program, cluster_environment, is_gone, kill, wait_until
 from tests.spark.queries import OURS, ROCKSDB, STATE_STORE, Query, configured
-from tests.spark.test_conversion import snapshot
 from tests.support.effort import EFFORT
 from tests.support.spark_versions import NEWEST_READABLE_FORMAT
+from tests.support.trees import files_below
 from tests.system.upgrades.cases import CASES, SCHEMAS, input_of
 
 PROVIDER = STATE_STORE + "providerClass"
@@ -81,10 +81,10 @@ def edit(path: Path, change: Callable[[str], str]) -> None:
 @contextlib.contextmanager
 def refused(error: type[StateStoreError], pattern: str, source: Path, target: Path) -> Iterator[None]:
     """Expect an error that leaves the source as it was, and no target."""
-    before = snapshot(source)
+    before = files_below(source)
     with pytest.raises(error, match=pattern):
         yield
-    assert snapshot(source) == before
+    assert files_below(source) == before
     assert not target.exists() or list(target.rglob("*")) == []
 
 
@@ -190,7 +190,7 @@ def test_convert_refuses_target_with_files(spark: Any, checkpoint: Path, tmp_pat
     for dry_run in (True, False):
         with pytest.raises(CheckpointExistsError, match=r"is not empty: it has notes\.txt"):
             spark_statestore.convert(spark, str(checkpoint), str(target), stopped=True, dry_run=dry_run)
-    assert snapshot(target) == {str(target / "notes.txt"): b"mine"}
+    assert files_below(target) == {"notes.txt": b"mine"}
 
 
 def test_convert_refuses_too_little_space(
@@ -231,13 +231,13 @@ def test_convert_refuses_what_hdfs_cannot_hold(
 
 
 def test_dry_run_changes_nothing(spark: Any, checkpoint: Path, tmp_path: Path) -> None:
-    before = snapshot(checkpoint)
+    before = files_below(checkpoint)
     plan = spark_statestore.convert(
         spark, str(checkpoint), str(tmp_path / "target"), partitions=5, stopped=True, dry_run=True
     )
     assert (plan.provider, plan.batch, plan.partitions, plan.states) == (OURS, 1, {0: 5}, ())
     assert plan.source_bytes
-    assert snapshot(checkpoint) == before
+    assert files_below(checkpoint) == before
     assert not (tmp_path / "target").exists()
 
 
@@ -272,14 +272,6 @@ def test_convert_raises_if_values_differ(spark: Any, tmp_path: Path, monkeypatch
     assert not target.exists()
 
 
-MOMENTS = [
-    pytest.param("_in-progress", None, id="the target is reserved", marks=pytest.mark.soak),
-    pytest.param("state/*/*/chk-*/_metadata", 3, id="a store is written"),
-    pytest.param("commits/1", None, id="the logs are written", marks=pytest.mark.soak),
-]
-"""Files whose appearance is the moment of a kill, and the number of partitions."""
-
-
 def kill_group(program: Program) -> None:
     """Kill a program, and wait for its JVM, too, which ends later."""
     processes = [program.process.pid, *(p.pid for p in psutil.Process(program.process.pid).children(True))]
@@ -293,18 +285,18 @@ def is_complete(target: Path) -> bool:
     return metadata.exists() and metadata.read_bytes() != RESERVED
 
 
-@pytest.mark.parametrize(("appearing", "partitions"), MOMENTS)
 def test_conversion_is_replaced_only_after_its_kill(
-    spark: Any, checkpoint_of: Callable[..., Path], tmp_path: Path, appearing: str, partitions: int | None
+    spark: Any, checkpoint_of: Callable[..., Path], tmp_path: Path
 ) -> None:
     source = checkpoint_of("aggregation, update mode", ROCKSDB, 2)
-    before = snapshot(source)
+    before = files_below(source)
     target = tmp_path / "target"
-    arguments = {"source": str(source), "target": str(target), "partitions": partitions}
+    arguments = {"source": str(source), "target": str(target), "partitions": 3}
     with Program("convert", conversions=[arguments]) as program:
         assert program.next("started")
         end = time.monotonic() + 120
-        while not any(target.glob(appearing)):
+        # A store is written.
+        while not any(target.glob("state/*/*/chk-*/_metadata")):
             assert time.monotonic() < end
             assert program.process.poll() is None
             time.sleep(0.001)
@@ -315,14 +307,13 @@ def test_conversion_is_replaced_only_after_its_kill(
                 spark_statestore.convert(spark, **arguments, stopped=True)
         kill_group(program)
     if not is_complete(target):
-        if appearing != "commits/1":
-            with pytest.raises(CheckpointNotFoundError):
-                spark_statestore.read_state(str(target))
+        with pytest.raises(CheckpointNotFoundError):
+            spark_statestore.read_state(str(target))
         assert spark_statestore.convert(spark, **arguments, stopped=True).rows > 0
     else:
         # It is complete, and may have been killed before it removed the marker.
         (target / "_in-progress").unlink(missing_ok=True)
-    assert snapshot(source) == before
+    assert files_below(source) == before
     assert_converted(spark, source, target)
 
 
@@ -334,7 +325,7 @@ def test_conversion_that_is_killed_at_any_moment_runs_again(
     print(f"seed {seed}")
     chance = random.Random(seed)
     source = checkpoint_of("outer join", ROCKSDB, 2)
-    before = snapshot(source)
+    before = files_below(source)
     interrupted = 0
     for number in range(2 * EFFORT):
         targets = [tmp_path / f"{number}-{each}" for each in range(50)]
@@ -359,7 +350,7 @@ def test_conversion_that_is_killed_at_any_moment_runs_again(
                 spark_statestore.convert(spark, **options, stopped=True)
             if target.exists():
                 assert_converted(spark, source, target, {"joinSide": "left"}, {"joinSide": "right"})
-        assert snapshot(source) == before
+        assert files_below(source) == before
     print(f"{interrupted} conversions were interrupted")
 
 
