@@ -193,7 +193,7 @@ junk = st.one_of(
 )
 
 
-@settings(max_examples=25 * EFFORT)
+@settings(max_examples=12 * EFFORT)
 @given(data=st.data(), seed=st.integers(0, 2**32))
 def test_load_survives_any_damaged_answer(
     spark: Any, answering: Path, data: st.DataObject, seed: int

@@ -110,7 +110,7 @@ def ran(spark: Any, provider_class: str, history: list[Batch]) -> Iterator[Provi
 
 
 @pytest.mark.slow
-@settings(max_examples=12 * EFFORT)
+@settings(max_examples=5 * EFFORT)
 @given(history=st.lists(batches, min_size=1, max_size=5))
 def test_change_feed_is_the_net_change_of_rocksdbs_feed(spark: Any, history: list[Batch]) -> None:
     newest = len(history) + 1

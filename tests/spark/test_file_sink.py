@@ -16,7 +16,14 @@ pytestmark = pytest.mark.slow
 
 
 # The log is compacted in batches 2, 5 and 8.
-@pytest.mark.parametrize("batch", [1, pytest.param(2, marks=pytest.mark.spark), 3])
+@pytest.mark.parametrize(
+    "batch",
+    [
+        pytest.param(1, marks=pytest.mark.soak),
+        pytest.param(2, marks=[pytest.mark.spark, pytest.mark.oldest]),
+        pytest.param(3, marks=pytest.mark.soak),
+    ],
+)
 def test_file_sink_goes_on_in_a_new_output(spark: Any, tmp_path: Path, batch: int) -> None:
     session = spark.newSession()
     session.conf.set("spark.sql.streaming.fileSink.log.compactInterval", 3)

@@ -12,7 +12,7 @@ from tests.spark.counting import ROOT
 pytestmark = pytest.mark.slow
 
 QUERIES = {
-    "local[4]": ("1", ["join", "transformWithState"]),
+    "local[4]": ("1", ["join"]),
     "local[8,8]": ("2", ["collect_set", "join", "session_window", "transformWithState"]),
     "local-cluster[2,2,1024]": ("2", ["count", "dropDuplicatesWithinWatermark"]),
 }

@@ -9,14 +9,12 @@ from typing import Any
 
 import psutil
 import pytest
-from pyspark.errors import StreamingQueryException
 
 from spark_statestore.options import OPTION_PREFIX
 from tests.spark.counting import (
     backend_pid,
     finish,
     is_gone,
-    messages,
     metric,
     start_counting,
     wait_for_batch,
@@ -114,10 +112,7 @@ def test_metrics_count_storage_retries(spark: Any, slow: SlowStorage, tmp_path: 
     assert store.metrics["storageRetries"] == 2
 
 
-@pytest.mark.parametrize("has_state", [True, pytest.param(False, marks=pytest.mark.soak)])
-def test_watchdog_replaces_a_stopped_backend(
-    spark: Any, slow: SlowStorage, tmp_path: Path, has_state: bool
-) -> None:
+def test_watchdog_replaces_a_stopped_backend(spark: Any, slow: SlowStorage, tmp_path: Path) -> None:
     instance = provider(spark, slow, tmp_path)
     store = instance.open(0)
     store.put(("a", 1), (1, "x"))
@@ -128,8 +123,6 @@ def test_watchdog_replaces_a_stopped_backend(
     # It stops a little later than asked for.
     assert wait_until(lambda: psutil.Process(stopped).status() == psutil.STATUS_STOPPED, 10)
     started = time.monotonic()
-    if not has_state:
-        instance = provider(spark, slow, tmp_path)
     store = instance.open(1)
     store.put(("b", 2), (2, "y"))
     assert store.commit() == 2
@@ -212,23 +205,6 @@ def test_stopped_query_ends_at_once_while_storage_hangs(
     query = start_counting(session, checkpoint)
     finish(session, query, 6)
     assert metric(query, "backendRestarts") == 0
-
-
-@pytest.mark.soak
-def test_query_without_retries_reports_hanging_storage_and_restarts(
-    spark: Any, slow: SlowStorage, tmp_path: Path
-) -> None:
-    session = counting(spark, slow, "task")
-    checkpoint = tmp_path / "counting"
-    query = start_counting(session, checkpoint)
-    wait_for_batch(query, 0)
-    with slow.hanging("write", "/0/1/chk-"):
-        with pytest.raises(StreamingQueryException):
-            wait_for_batch(query, 10_000)
-        message = messages(query._jsq.exception().get())
-        for part in ("operator 0, partition 1", "slow://", f"within {LIMIT} s", "storageTimeoutSeconds"):
-            assert part in message
-        finish(session, start_counting(session, checkpoint), 3)
 
 
 @pytest.mark.soak

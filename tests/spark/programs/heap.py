@@ -41,8 +41,11 @@ while runtime.totalMemory() - runtime.freeMemory() < 0.85 * runtime.maxMemory():
     # Five for each region of the heap, none of them in one of its own.
     buffers += [spark._jvm.java.nio.ByteBuffer.allocate(200_000) for _ in range(80)]
     runtime.gc()
+# Collections after which the state gives way, or a warning is logged.
 for _ in range(8):
     runtime.gc()
     time.sleep(0.5)
+    if memory.heapBytes() < 0.7 * before:
+        break
 report("full", [before, memory.heapBytes()])
 sys.stdin.readline()
