@@ -49,15 +49,14 @@ def scratch(built: Path) -> Iterator[Path]:
     shutil.rmtree(directory)
 
 
-def counting(
-    scratch: Path, name: str, environment: dict[str, str] | None = None, **arguments: Any
-) -> Program:
+def counting(scratch: Path, name: str, **arguments: Any) -> Program:
     """Start the counting program, with all its files below `scratch`."""
     temporary = scratch / "tmp"
     temporary.mkdir(exist_ok=True)
     confs = {"spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={temporary}"}
-    environment = {"TMPDIR": str(temporary)} | (environment or {})
-    return Program("count", environment, checkpoint=str(scratch / name), confs=confs, **arguments)
+    return Program(
+        "count", {"TMPDIR": str(temporary)}, checkpoint=str(scratch / name), confs=confs, **arguments
+    )
 
 
 def leftovers(scratch: Path) -> list[str]:
@@ -210,16 +209,6 @@ def test_backend_ends_with_a_killed_driver(scratch: Path, victim: str) -> None:
         assert wait_until(lambda: not Path(running["sockets"][0]).parent.exists(), 2)
 
 
-def run_to_the_end(program: Program) -> int:
-    """Run a counting program, and return its last batch."""
-    with program:
-        program.next("running")
-        last: int = program.next("result")
-        program.next("stopped")
-        program.end()
-    return last
-
-
 @pytest.mark.soak
 def test_start_removes_directories_of_killed_processes_only(scratch: Path) -> None:
     with counting(scratch, "living", hold=True) as living:
@@ -238,25 +227,17 @@ def test_start_removes_directories_of_killed_processes_only(scratch: Path) -> No
                 assert wait_until(lambda pid=pid: is_gone(pid), 15)
         remaining = set(leftovers(scratch)) - used
         assert len(remaining) == 2
-        run_to_the_end(counting(scratch, "next"))
+        with counting(scratch, "next") as program:
+            program.next("running")
+            program.next("result")
+            program.next("stopped")
+            program.end()
         assert set(leftovers(scratch)) == used
         living.resume()
         living.next("result")
         living.next("stopped")
         living.end()
     assert leftovers(scratch) == []
-
-
-@pytest.mark.slow
-def test_query_runs_in_a_posix_locale_and_beside_modules_with_names_of_imports(scratch: Path) -> None:
-    work = scratch / "work"
-    work.mkdir()
-    for module in "json", "queue", "fsspec", "pyarrow":
-        (work / f"{module}.py").write_text("raise ImportError('this is the file of a user')\n")
-    # The location is beyond ASCII.
-    program = counting(scratch, "pr\xfcfung", {"LC_ALL": "POSIX", "PYTHONUTF8": "0"}, directory=str(work))
-    assert run_to_the_end(program) >= 1
-    assert {path.name for path in (scratch / "pr\xfcfung" / "state" / "0").iterdir()} >= {"0", "1"}
 
 
 @pytest.mark.slow

@@ -108,21 +108,28 @@ IN_CI = [pytest.mark.spark, pytest.mark.oldest]
     [pytest.param(*point, marks=IN_CI if point == ("orphan", 28) else pytest.mark.soak) for point in POINTS],
 )
 def test_query_is_exact_after_its_driver_was_killed(
-    backend: FaultyBackend, kind: Any, at: int, handed_over: bool
+    backend: FaultyBackend, tmp_path: Path, kind: Any, at: int, handed_over: bool
 ) -> None:
-    checkpoint = backend.files / "checkpoint"
+    """It runs in a POSIX locale, with a location beyond ASCII, beside modules with names of imports."""
+    environment = {"LC_ALL": "POSIX", "PYTHONUTF8": "0"}
+    work = tmp_path / "work"
+    work.mkdir()
+    for module in "json", "queue", "fsspec", "pyarrow":
+        (work / f"{module}.py").write_text("raise ImportError('this is the file of a user')\n")
+    checkpoint = backend.files / "pr\xfcfung"
     options = {"python": backend.python, "commit": "batch"} if handed_over else {}
     arguments: dict[str, Any] = {
         "checkpoint": str(checkpoint),
+        "directory": str(work),
         "configure": {"driver_python": backend.python} | options,
     }
     backend.strike(kind, at)
-    with Program("count", **arguments, batch=5) as program:
+    with Program("count", environment, **arguments, batch=5) as program:
         program.process.wait(120)
         # The backend of an orphan ends its call, and then itself.
         assert wait_until(lambda: not _backends(backend), 30)
     assert backend.stop(), "there were fewer calls"
-    with Program("count", **arguments, batch=newest(checkpoint) + 2) as program:
+    with Program("count", environment, **arguments, batch=newest(checkpoint) + 2) as program:
         program.next("running")
         program.next("result")
         program.next("stopped")
