@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from tests.spark.harness import Family, Provider, Row
+from tests.support.effort import EFFORT
 
 KINDS = [
     Family(),
@@ -53,7 +54,7 @@ def rows_at(provider: Provider, version: int) -> list[tuple[Row, Row]]:
 
 
 @pytest.mark.parametrize("storage", ["files", "driver"])
-@settings(max_examples=12)
+@settings(max_examples=8 * EFFORT)
 @given(
     family=st.sampled_from(KINDS),
     batches=batches,

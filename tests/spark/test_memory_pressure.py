@@ -10,7 +10,6 @@ import pytest
 from tests.spark.counting import wait_until
 from tests.spark.harness import Provider
 from tests.spark.test_state_table import memory, put
-from tests.system.soak.test_large_state import compare, run
 
 pytestmark = pytest.mark.usefixtures("no_other_tables")
 
@@ -82,24 +81,6 @@ def test_state_leaves_the_heap_once_no_task_uses_it(spark: Any, tmp_path: Path) 
         memory(spark).resetHeapLimit()
         provider.end_stores()
         provider.close()
-
-
-@pytest.mark.soak
-def test_state_leaves_the_heap_for_a_cached_table(built: Path, tmp_path: Path) -> None:
-    # A heap of 512 MiB leaves 85 MiB for state beside a full cache. This state takes 120 MiB.
-    arguments = {
-        "keys": 1_400_000,
-        "fills": 2,
-        "updates": 10_000,
-        "memory": "512m",
-        "first": 0,
-        "kill": False,
-    }
-    arguments |= {"root": str(tmp_path), "local": str(tmp_path / "local"), "last": 5}
-    events = run(arguments | {"cached": 4_000_000})
-    assert [sample["mapped MiB"] for sample in events["batch"][:2]] == [0, 0]
-    assert events["cached"][0]["mapped MiB"] > 10
-    compare(arguments, 5)
 
 
 def trial(spark: Any) -> Any:
