@@ -150,6 +150,7 @@ def state_of_variables(schema: pa.Schema) -> Mapping[tuple[int, str], pa.Table]:
     return {(0, "one"): rows_of(schema, {(row["k"],): (row["v"],) for row in HISTORY}.items())}
 
 
+@pytest.mark.soak
 @since("4.1", "transformWithState of rows in Python")
 def test_variables_start_with_the_history(spark: Any, tmp_path: Path) -> None:
     expected, actual = outputs(

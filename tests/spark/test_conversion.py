@@ -152,10 +152,9 @@ def state(query: Query) -> Counter[str]:
 
 
 # Beyond the long runs. The copies of a state differ by its stores, column families and orders of keys; an
-# aggregation is in the tests below.
+# aggregation is in the tests below. A join with several stores is converted with Spark 4.2.
 USUAL = [
-    ("outer join", ROCKSDB, 2),
-    ("outer join, state format 4", ROCKSDB, 1),
+    ("outer join, state format 4", ROCKSDB, 1) if is_since("4.3") else ("outer join", ROCKSDB, 2),
     ("transformWithState, Scala, timers", ROCKSDB, 1),
     ("several operators", SPARKS, 1),
 ]
@@ -195,7 +194,7 @@ def test_query_continues_after_its_conversion_and_back(
     query.run(3)
 
 
-@pytest.mark.parametrize("name", ["session windows", "limit"])
+@pytest.mark.parametrize("name", [pytest.param("session windows", marks=pytest.mark.soak), "limit"])
 def test_conversion_to_other_partitions_continues_query(
     spark: Any, tmp_path: Path, recordings: Recordings, name: str
 ) -> None:

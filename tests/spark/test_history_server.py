@@ -105,6 +105,7 @@ def test_history_server_shows_the_figures_of_every_batch(ended: Ended, tmp_path:
         assert cells(page, name) == [values[0], *values], name
 
 
+@pytest.mark.soak
 def test_history_server_without_the_jar_shows_the_application(ended: Ended) -> None:
     with history(ended[0], []) as application:
         jobs = get(f"{application}/jobs/")

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import functions as F
 
 from tests.spark.queries import Query, unload_all
 
@@ -39,8 +40,6 @@ def second() -> pa.Table:
 
 
 def joined(events: Any) -> Any:
-    from pyspark.sql import functions as F
-
     left = events.where("left").selectExpr("k as l", "v as lv", "ts as lts")
     right = events.where("not left").selectExpr("k as r", "v as rv", "ts as rts")
     near = F.expr("l = r and rts between lts - interval 1 hour and lts + interval 1 hour")
@@ -48,8 +47,6 @@ def joined(events: Any) -> Any:
 
 
 def with_checksum(batch: Any) -> list[tuple[int, int]]:
-    from pyspark.sql import functions as F
-
     row = batch.agg(F.count("*"), F.sum(F.hash("l", "lv", "lts", "rv", "rts").cast("bigint"))).first()
     return [(row[0], row[1] or 0)]
 

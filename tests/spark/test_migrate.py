@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark.sql import Row
+from pyspark.sql import functions as F
 
 from spark_statestore import Migration, OptionError, RowEncodingError, migrate, verify
 from tests.spark.processors import DAY, OUTPUT, Interpreter
@@ -103,10 +104,9 @@ def counts(events: Any) -> Any:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("form", [1, 2])
+@pytest.mark.oldest
+@both_formats
 def test_aggregates_are_added(spark: Any, tmp_path: Path, form: int) -> None:
-    from pyspark.sql import functions as F
-
     def more(events: Any) -> Any:
         return events.groupBy("k").agg(
             F.sum("v").alias("s"),
@@ -147,17 +147,15 @@ def test_aggregates_are_added(spark: Any, tmp_path: Path, form: int) -> None:
     ]
 
 
-@both_formats
-def test_aggregates_are_removed_and_widened(spark: Any, tmp_path: Path, form: int) -> None:
-    from pyspark.sql import functions as F
-
+@pytest.mark.soak
+def test_aggregates_are_removed_and_widened(spark: Any, tmp_path: Path) -> None:
     def several(events: Any) -> Any:
         return events.groupBy("k").agg(F.avg("v").alias("m"), F.count("*").alias("n"), F.max("v").alias("h"))
 
     def fewer(events: Any) -> Any:
         return events.groupBy("k").agg(F.max(F.col("v").cast("bigint")).alias("h"), F.avg("v").alias("m"))
 
-    change = Change(spark, tmp_path, several, fewer, "update", form)
+    change = Change(spark, tmp_path, several, fewer, "update")
     with pytest.raises(OptionError, match=r"value\.sum is of avg, or sum and count"):
         change.migrate()
     # The fields of the average, and not the count of rows.
@@ -176,9 +174,8 @@ def test_column_of_the_key_is_added(spark: Any, tmp_path: Path) -> None:
     assert change.output() == change.expected()
 
 
+@pytest.mark.soak
 def test_values_are_computed_from_old_ones(spark: Any, tmp_path: Path) -> None:
-    from pyspark.sql import functions as F
-
     def totals(events: Any) -> Any:
         return events.groupBy("k").agg(F.sum(F.lit(2)).alias("twice"), F.count("*").alias("n"))
 
@@ -211,6 +208,7 @@ def operators(query: Query) -> Any:
     return QueryCheckpoint(str(query.checkpoint)).operators()
 
 
+@pytest.mark.soak
 def test_columns_without_duplicates_are_fewer(spark: Any, tmp_path: Path) -> None:
     change = Change(
         spark,
@@ -227,8 +225,6 @@ def test_columns_without_duplicates_are_fewer(spark: Any, tmp_path: Path) -> Non
 
 def joined(how: str) -> Build:
     def build(events: Any) -> Any:
-        from pyspark.sql import functions as F
-
         left = events.selectExpr("k", "v", "t").withWatermark("t", "5 minutes").where("v % 3 != 0")
         right = events.selectExpr("k as k2", "v as v2", "t as t2").withWatermark("t2", "5 minutes")
         near = "k = k2 and v2 > v and t2 between t and t + interval 3 minutes"
@@ -237,9 +233,9 @@ def joined(how: str) -> Build:
     return build
 
 
-@both_formats
-def test_inner_join_becomes_an_outer_one(spark: Any, tmp_path: Path, form: int) -> None:
-    change = Change(spark, tmp_path, joined("inner"), joined("left_outer"), "append", form)
+@pytest.mark.soak
+def test_inner_join_becomes_an_outer_one(spark: Any, tmp_path: Path) -> None:
+    change = Change(spark, tmp_path, joined("inner"), joined("left_outer"), "append")
     migration = change.migrate()
     assert all(not state.columns for state in migration.states)
     output = change.output()
@@ -247,12 +243,11 @@ def test_inner_join_becomes_an_outer_one(spark: Any, tmp_path: Path, form: int) 
     assert any("k2=None" in row for rows in output for row in rows)
 
 
+@pytest.mark.soak
 @since("4.3", "state format 4 of joins")
 def test_event_time_of_a_join_of_format_4_is_given(spark: Any, tmp_path: Path) -> None:
     def build(*times: str) -> Build:
         def build(events: Any) -> Any:
-            from pyspark.sql import functions as F
-
             left = events.selectExpr("k", "v", "t").where("v % 3 != 0")
             right = events.selectExpr("k as k2", "v as v2", "t as t2")
             if times:
@@ -281,8 +276,6 @@ def test_event_time_of_a_join_of_format_4_is_given(spark: Any, tmp_path: Path) -
 def test_column_is_added_to_a_join(spark: Any, tmp_path: Path, form: int) -> None:
     def build(*columns: str) -> Build:
         def build(events: Any) -> Any:
-            from pyspark.sql import functions as F
-
             left = events.selectExpr("k", "v", "t", *columns).withWatermark("t", "5 minutes")
             right = events.selectExpr("k as k2", "v as v2", "t as t2").withWatermark("t2", "5 minutes")
             near = "k = k2 and v2 > v and t2 between t and t + interval 3 minutes"
@@ -350,8 +343,6 @@ def test_new_timeouts_have_not_passed(spark: Any, tmp_path: Path) -> None:
 
 def sessions(*keys: str) -> Build:
     def build(events: Any) -> Any:
-        from pyspark.sql import functions as F
-
         timed = events.withColumn("part", F.expr("v % 2")).withWatermark("t", "5 minutes")
         return timed.groupBy(*keys, F.session_window("t", "1 minute")).agg(F.count("*"), F.max("v"))
 
@@ -397,7 +388,7 @@ def test_variables_are_renamed(spark: Any, tmp_path: Path, pandas: bool) -> None
     before = Interpreter("int", timers="event", pandas=pandas)
     after = Interpreter("int", timers="event", names=tuple(names))
     # More runs than the old query has batches: Spark describes the operator anew in each.
-    change = Change(spark, tmp_path, steps(before), steps(after), "update", runs=4)
+    change = Change(spark, tmp_path, steps(before), steps(after), "update", runs=3)
     migration = change.migrate(states={(0, new): old for new, old in names.items()})
     origins = {state.name: state.taken_from for state in migration.states}
     assert {new: origins[new] for new in names} == {new: (0, old) for new, old in names.items()}
@@ -431,6 +422,7 @@ def test_variables_are_dropped_with_what_belongs_to_them(spark: Any, tmp_path: P
     assert any("one=" in row or "[" in row for row in rows)
 
 
+@pytest.mark.soak
 @since("4.1", "transformWithState of rows in Python")
 @pytest.mark.parametrize("ttl", [None, DAY], ids=["", "ttl"])
 def test_values_of_variables_are_widened(spark: Any, tmp_path: Path, ttl: int | None) -> None:
