@@ -138,7 +138,7 @@ def test_uploaded_snapshot_is_copied_and_older_copies_are_removed(
 def test_load_from_a_copy_has_the_rows_of_one_without(spark: Any, heap: str) -> None:
     loads = used = 0
 
-    @settings(max_examples=8)
+    @settings(max_examples=5)
     @given(
         family=st.sampled_from(FAMILIES),
         batches=batches,

@@ -11,10 +11,9 @@ from spark_statestore.options import OPTION_PREFIX
 from tests.spark.counting import (
     Program,
     backends_of,
-    is_gone,
     jvm_of,
+    kill,
     run_to,
-    wait_until,
 )
 from tests.spark.test_bad_input import failure, query_end
 from tests.support.trees import files_below
@@ -35,19 +34,13 @@ def session_with(spark: Any, checkpoint_format: int, **options: str) -> Any:
 
 def test_memory_query_resumes_after_its_backend_without_state_files(spark: Any, tmp_path: Path) -> None:
     run_to(session_with(spark, 1), tmp_path, 1)
-    kill_backends(spark)
+    backends = [backend.pid for backend in backends_of(jvm_of(spark))]
+    assert backends
+    kill(*backends)
     before = query_end(tmp_path)
     query = run_to(session_with(spark, 1), tmp_path, before + 2)
     assert query.recentProgress[0].batchId == before + 1
     assert not [f for f in files_below(tmp_path / "state") if "_metadata" not in Path(f).parts[:-1]]
-
-
-def kill_backends(spark: Any) -> None:
-    backends = backends_of(jvm_of(spark))
-    assert backends
-    for backend in backends:
-        backend.kill()
-        assert wait_until(lambda pid=backend.pid: is_gone(pid), 5)
 
 
 def test_memory_state_above_its_limit_is_rejected(spark: Any, tmp_path: Path) -> None:
