@@ -139,7 +139,7 @@ _HANDED_OVER: Final = (
         f"{_DRIVER}/DriverCheckpoints.scala",
         "if (!driverVersion.parentAttemptId.forall(isWhole(versions, driverVersion.version - 1, _))) {",
         "if (!driverVersion.parentAttemptId.forall(_ => hasVersion(versions, driverVersion.version - 1))) {",
-        (f"{_CHECKPOINTS}::test_chain_is_complete_after_random_commits_and_discards",),
+        (f"{_CHECKPOINTS}::test_put_rejects_a_version_without_its_parent",),
         "State on the driver is complete: changes of an attempt that it lacks are refused.",
     ),
     Mutant(
@@ -187,7 +187,7 @@ _HANDED_OVER: Final = (
         f"{_DRIVER}/CommitReportsRule.scala",
         'if (isWanted) null else "true"',
         'if (isWanted) "true" else null',
-        (f"{_TESTS}/test_commit_reports.py::test_tasks_of_a_foreach_batch_sink_report_their_commits",),
+        (f"{_TESTS}/test_foreach_batch.py::test_tasks_of_a_foreach_batch_sink_report_their_commits",),
         "Queries with foreachBatch run, for which Spark demands a report of each commit.",
     ),
     Mutant(

@@ -80,6 +80,16 @@ def checkpoints(spark: Any) -> Checkpoints:
     return Checkpoints(spark)
 
 
+def test_put_rejects_a_version_without_its_parent(checkpoints: Checkpoints) -> None:
+    assert not checkpoints.put(2, None, "bb", "aa", 1, b"changes")
+    assert checkpoints.chain(2, None) == {}
+    assert checkpoints.range() is None
+    assert checkpoints.put(2, None, "bb", None, 2, b"everything")
+    # The machine has no version of which another attempt is there.
+    assert not checkpoints.put(3, None, "cc", "xx", 2, b"changes of another attempt")
+    assert checkpoints.range() == (2, 2)
+
+
 def test_clear_discards_everything(checkpoints: Checkpoints) -> None:
     checkpoints.put(1, "aa", "aa", None, 1, b"all")
     assert checkpoints.bytes == 3
