@@ -25,7 +25,7 @@ FIGURES = ("numRowsTotal", "memoryUsedBytes")
 CUSTOM_FIGURES = ("stateTableMaxRows", "checkpointBytesWritten", "checkpointMaxChainLength")
 
 # What the server has read is kept beyond its end, in the format with a serializer of this package's.
-KEPT = ("spark.history.store.path={directory}/store", "spark.history.store.serializer=PROTOBUF")
+STORE = ("spark.history.store.path={directory}/store", "spark.history.store.serializer=PROTOBUF")
 
 Ended = tuple[Path, list[dict[str, Any]]]
 
@@ -90,7 +90,7 @@ def history(events: Path, classes: list[str], settings: tuple[str, ...] = ()) ->
 
 def test_history_server_shows_the_figures_of_every_batch(ended: Ended, tmp_path: Path) -> None:
     events, progress = ended
-    settings = tuple(setting.format(directory=tmp_path) for setting in KEPT)
+    settings = tuple(setting.format(directory=tmp_path) for setting in STORE)
     with history(events, [spark_statestore.jar_path()], settings) as application:
         (run,) = {batch["id"] for batch in progress}
         page = get(f"{application}/state/query/?id={run}")

@@ -28,7 +28,7 @@ def instance(request: pytest.FixtureRequest, spark: Any, tmp_path: Path) -> Iter
         yield opened
 
 
-def committed(provider: Provider, version: int, checkpoint_id: str | None, rows: dict[Row, Row]) -> Store:
+def commit_rows(provider: Provider, version: int, checkpoint_id: str | None, rows: dict[Row, Row]) -> Store:
     script = (store := provider.open(version, checkpoint_id)).script()
     for key, row in rows.items():
         script.put(key, row)
@@ -38,7 +38,7 @@ def committed(provider: Provider, version: int, checkpoint_id: str | None, rows:
 
 
 def commit(provider: Provider, version: int, checkpoint_id: str | None, rows: dict[Row, Row]) -> str | None:
-    return committed(provider, version, checkpoint_id, rows).checkpoint_id
+    return commit_rows(provider, version, checkpoint_id, rows).checkpoint_id
 
 
 def opened(provider: Provider, version: int, checkpoint_id: str | None) -> tuple[dict[Row, Row], int]:
@@ -135,7 +135,7 @@ def test_state_that_always_returns_is_compacted(instance: Open) -> None:
     used, compactions = [], 0
     for version in range(1, 30):
         changed: dict[Row, Row] = {("row", i): (version, "x" * 2000) for i in range(150)}
-        store = committed(providers[version % 2], version, checkpoint_id, changed)
+        store = commit_rows(providers[version % 2], version, checkpoint_id, changed)
         rows |= changed
         checkpoint_id = store.checkpoint_id
         used.append(store.metrics["memoryUsedBytes"])

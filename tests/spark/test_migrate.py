@@ -223,9 +223,9 @@ def test_columns_without_duplicates_are_fewer(spark: Any, tmp_path: Path) -> Non
     assert sum(map(len, output)) == 3
 
 
-def joined(how: str) -> Build:
+def joined(how: str, *columns: str) -> Build:
     def build(events: Any) -> Any:
-        left = events.selectExpr("k", "v", "t").withWatermark("t", "5 minutes").where("v % 3 != 0")
+        left = events.selectExpr("k", "v", "t", *columns).withWatermark("t", "5 minutes").where("v % 3 != 0")
         right = events.selectExpr("k as k2", "v as v2", "t as t2").withWatermark("t2", "5 minutes")
         near = "k = k2 and v2 > v and t2 between t and t + interval 3 minutes"
         return left.join(right, F.expr(near), how)
@@ -274,16 +274,8 @@ def test_event_time_of_a_join_of_format_4_is_given(spark: Any, tmp_path: Path) -
 
 @both_formats
 def test_column_is_added_to_a_join(spark: Any, tmp_path: Path, form: int) -> None:
-    def build(*columns: str) -> Build:
-        def build(events: Any) -> Any:
-            left = events.selectExpr("k", "v", "t", *columns).withWatermark("t", "5 minutes")
-            right = events.selectExpr("k as k2", "v as v2", "t as t2").withWatermark("t2", "5 minutes")
-            near = "k = k2 and v2 > v and t2 between t and t + interval 3 minutes"
-            return left.where("v % 3 != 0").join(right, F.expr(near), "left_outer")
-
-        return build
-
-    change = Change(spark, tmp_path, build(), build("v * 2 as double"), "append", form)
+    after = joined("left_outer", "v * 2 as double")
+    change = Change(spark, tmp_path, joined("left_outer"), after, "append", form)
     state = (0, "left-keyWithIndexToValue")
     with pytest.raises(OptionError, match=r"value\.\w*double is not in the old state|has no column"):
         change.migrate(columns={state: {"value.other": 1}})

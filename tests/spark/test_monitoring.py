@@ -205,7 +205,7 @@ ALICE, MALLORY = {"X-User": "alice"}, {"X-User": "mallory"}
 
 
 @dataclass
-class Failed:
+class Failure:
     """A query whose batches have published merged files, and what was seen of it before and after it failed.
 
     Attributes
@@ -233,7 +233,7 @@ class Failed:
 
 
 @pytest.fixture(scope="module")
-def failed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Failed:
+def failure(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Failure:
     directory = tmp_path_factory.mktemp("merged")
     confs = WITH_METRICS | {
         f"{OPTION_PREFIX}commit": "batch",
@@ -250,29 +250,29 @@ def failed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Failed:
         }
         query.order("fail")
         pages = (page, query.get("/state/", **ALICE))
-        return Failed(directory, len(query.progress), pages, statuses, before, query.metrics(**ALICE))
+        return Failure(directory, len(query.progress), pages, statuses, before, query.metrics(**ALICE))
 
 
-def test_tab_is_for_those_who_may_view_the_application(failed: Failed) -> None:
-    require_links_below(PROXY, failed.pages[0])
-    assert len(failed.statuses) == 3
-    assert set(failed.statuses.values()) == {(200, 403)}
+def test_tab_is_for_those_who_may_view_the_application(failure: Failure) -> None:
+    require_links_below(PROXY, failure.pages[0])
+    assert len(failure.statuses) == 3
+    assert set(failure.statuses.values()) == {(200, 403)}
 
 
-def test_tab_shows_the_error_of_a_failed_query(failed: Failed) -> None:
-    page = failed.pages[1]
+def test_tab_shows_the_error_of_a_failed_query(failure: Failure) -> None:
+    page = failure.pages[1]
     assert "<span>failed</span>" in page
     error = re.search(r'<pre class="state-error">(.*?)</pre>', page, re.DOTALL)
     assert error, page
     assert "id &gt;= 0" in error[1] or "assert" in error[1].lower()
 
 
-def test_merged_files_of_a_query_are_those_in_its_directory(failed: Failed) -> None:
-    merged = QueryCheckpoint(str(failed.directory / "checkpoint")).merged_files()
+def test_merged_files_of_a_query_are_those_in_its_directory(failure: Failure) -> None:
+    merged = QueryCheckpoint(str(failure.directory / "checkpoint")).merged_files()
     files = merged.physical_files()
     # The first version of a store has a file of its own.
-    in_directory = list(failed.directory.glob("checkpoint/state/_merged/*"))
-    assert len(files) == len(in_directory) >= failed.batches - 1
+    in_directory = list(failure.directory.glob("checkpoint/state/_merged/*"))
+    assert len(files) == len(in_directory) >= failure.batches - 1
     usage = merged.usage()
     assert usage.logical_files == PARTITIONS * len(files)
     assert usage.storage_bytes == sum(status.size for status, _ in files)
@@ -284,16 +284,16 @@ def test_merged_files_of_a_query_are_those_in_its_directory(failed: Failed) -> N
         "mergedStorageBytes": usage.storage_bytes,
         "uncommittedAgeMs": 0,
     }
-    assert {name: failed.before[f"query_counts_{name}_Value"] for name in expected} == expected
+    assert {name: failure.before[f"query_counts_{name}_Value"] for name in expected} == expected
     # Those of the first batch, then those that are merged.
-    assert failed.before["checkpointObjectsWritten_Count"] == PARTITIONS + len(files)
+    assert failure.before["checkpointObjectsWritten_Count"] == PARTITIONS + len(files)
     assert f"Merged files: {usage.logical_files} logical in {len(files)} physical files" in text_of(
-        failed.pages[0]
+        failure.pages[0]
     )
 
 
-def test_metrics_of_a_query_end_with_it(failed: Failed) -> None:
-    assert failed.before["query_counts_operator0_numRowsTotal_Value"] == 50
-    assert not [name for name in failed.after if name.startswith("query_")]
-    assert failed.after["activeQueries_Value"] == 0
-    assert failed.after["checkpointCommits_Count"] > 0
+def test_metrics_of_a_query_end_with_it(failure: Failure) -> None:
+    assert failure.before["query_counts_operator0_numRowsTotal_Value"] == 50
+    assert not [name for name in failure.after if name.startswith("query_")]
+    assert failure.after["activeQueries_Value"] == 0
+    assert failure.after["checkpointCommits_Count"] > 0
