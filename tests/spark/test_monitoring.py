@@ -210,10 +210,14 @@ class Failure:
 
     Attributes
     ----------
-    directory
-        Directory of the program.
     batches
         Number of its batches.
+    in_directory
+        Number of merged files in its directory before it failed.
+    files
+        The merged files that its checkpoint has then, with their statuses.
+    usage
+        Their sizes.
     pages
         Overview of the tab while it ran, and after it failed.
     statuses
@@ -224,8 +228,10 @@ class Failure:
         Metrics after it failed.
     """
 
-    directory: Path
     batches: int
+    in_directory: int
+    files: Any
+    usage: Any
     pages: tuple[str, str]
     statuses: dict[str, tuple[int, int]]
     before: dict[str, int]
@@ -248,9 +254,13 @@ def failure(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Failure:
             path: (query.status(path, **ALICE), query.status(path, **MALLORY))
             for path in ("/state/", link(page).removeprefix(PROXY), "/jobs/")
         }
+        in_directory = len(list(directory.glob("checkpoint/state/_merged/*")))
+        merged = QueryCheckpoint(str(directory / "checkpoint")).merged_files()
+        files, usage = merged.physical_files(), merged.usage()
         query.order("fail")
         pages = (page, query.get("/state/", **ALICE))
-        return Failure(directory, len(query.progress), pages, statuses, before, query.metrics(**ALICE))
+        after, batches = query.metrics(**ALICE), len(query.progress)
+        return Failure(batches, in_directory, files, usage, pages, statuses, before, after)
 
 
 def test_tab_is_for_those_who_may_view_the_application(failure: Failure) -> None:
@@ -268,12 +278,9 @@ def test_tab_shows_the_error_of_a_failed_query(failure: Failure) -> None:
 
 
 def test_merged_files_of_a_query_are_those_in_its_directory(failure: Failure) -> None:
-    merged = QueryCheckpoint(str(failure.directory / "checkpoint")).merged_files()
-    files = merged.physical_files()
+    files, usage = failure.files, failure.usage
     # The first version of a store has a file of its own.
-    in_directory = list(failure.directory.glob("checkpoint/state/_merged/*"))
-    assert len(files) == len(in_directory) >= failure.batches - 1
-    usage = merged.usage()
+    assert len(files) == failure.in_directory >= failure.batches - 1
     assert usage.logical_files == PARTITIONS * len(files)
     assert usage.storage_bytes == sum(status.size for status, _ in files)
     assert 0 < usage.live_bytes < usage.storage_bytes
