@@ -179,7 +179,6 @@ def test_query_survives_kills_of_its_backend(spark: Any, tmp_path: Path) -> None
     run_to(session, tmp_path, query.lastProgress.batchId + 2)
 
 
-@pytest.mark.first
 @pytest.mark.slow
 def test_query_survives_a_kill_of_a_starting_backend(spark: Any, tmp_path: Path) -> None:
     session = spark.newSession()
