@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import stat
 import sys
 import tempfile
 import threading
@@ -206,6 +207,33 @@ def test_backend_ends_with_a_killed_driver(scratch: Path, victim: str) -> None:
         assert wait_until(lambda: is_gone(running["jvm"]), 15)
         assert wait_until(lambda: is_gone(backend), 5)
         assert wait_until(lambda: not Path(running["sockets"][0]).parent.exists(), 2)
+
+
+@pytest.mark.soak
+def test_backends_of_two_sessions_are_isolated_and_leave_no_files(scratch: Path) -> None:
+    with counting(scratch, "a", hold=True) as program_a, counting(scratch, "b", hold=True) as program_b:
+        first, second = program_a.next("running"), program_b.next("running")
+        for socket in first["sockets"] + second["sockets"]:
+            assert Path(socket).is_relative_to(scratch)
+            assert stat.S_IMODE(Path(socket).parent.stat().st_mode) == 0o700
+        assert set(first["backends"]).isdisjoint(second["backends"])
+        assert set(first["sockets"]).isdisjoint(second["sockets"])
+        os.kill(first["backends"][0], signal.SIGKILL)
+        program_a.resume()
+        program_a.next("result")
+        program_a.next("stopped")
+        # Its JVM is still running, without any process of this project.
+        assert not is_gone(first["jvm"])
+        assert not Path(first["sockets"][0]).parent.exists()
+        program_a.end()
+        assert not is_gone(second["backends"][0])
+        assert Path(second["sockets"][0]).exists()
+        program_b.resume()
+        program_b.next("result")
+        program_b.next("stopped")
+        assert is_gone(second["backends"][0])
+        program_b.end()
+    assert leftovers(scratch) == []
 
 
 @pytest.mark.soak

@@ -79,7 +79,9 @@ def test_new_query_has_the_format_of_its_session(spark: Any, tmp_path: Path, ses
     assert formats(query) == [session or DEFAULT]
 
 
-@pytest.mark.parametrize(("own", "session"), [(1, None), pytest.param(2, 1, marks=can_set)])
+@pytest.mark.parametrize(
+    ("own", "session"), [(1, None), pytest.param(1, 2, marks=can_set), pytest.param(2, 1, marks=can_set)]
+)
 def test_checkpoint_keeps_its_format(spark: Any, tmp_path: Path, own: int, session: int | None) -> None:
     query = make(spark, tmp_path)
     batches = events.batches(3)
@@ -100,6 +102,23 @@ def test_session_with_another_format_than_the_checkpoints_is_refused(
     with pytest.raises(StreamingQueryException, match=refusal):
         run_in(query, batches[1:], session)
     assert len(first + run_in(query, [], own)) == 3
+
+
+@can_set
+def test_queries_of_both_formats_run_in_one_session(spark: Any, tmp_path: Path) -> None:
+    batches = events.batches(4)
+    queries = {version: make(spark, tmp_path / str(version)) for version in (1, 2)}
+    for version, query in queries.items():
+        run_in(query, batches[:2], version)
+        query.feed(*batches[2:])
+    outputs: dict[int, Output] = {version: [] for version in queries}
+    running = [query.start(outputs[version], availableNow=True) for version, query in queries.items()]
+    for query in running:
+        assert query.awaitTermination(120)
+    assert {version: formats(query) for version, query in queries.items()} == {
+        version: [version] * 4 for version in queries
+    }
+    assert len({repr(output) for output in outputs.values()}) == 1
 
 
 @can_set

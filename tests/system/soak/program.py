@@ -16,7 +16,7 @@ import psutil
 
 import spark_statestore
 from tests.spark.counting import backends_of, finish, jvm_of, report, start_counting, wait_for_batch
-from tests.spark.test_five_hundred_batches import sockets
+from tests.spark.test_load import sockets
 from tests.support.sessions import local_builder
 
 RETAINED = 10
