@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import pytest
 
-from spark_statestore.errors import CheckpointIOError
 from spark_statestore.storage.stream_handles import StreamStateHandle
 from spark_statestore.storage.streams import CheckpointedStateScope, CheckpointStreamFactory
 from tests.support.contracts.on_files import OnFiles
@@ -99,18 +98,6 @@ class CheckpointStreamTests(OnFiles):
             assert self.content(handle) == b"x" * (2 * size - 1)
             assert handle.checksum == zlib.crc32(b"x" * (2 * size - 1))
 
-    def test_empty_stream_has_no_handle_and_stays_open(
-        self, factory: CheckpointStreamFactory, scope: CheckpointedStateScope, stored: Callable[[], list[str]]
-    ) -> None:
-        with factory.create_checkpoint_state_output_stream(scope) as out:
-            assert out.close_and_get_handle() is None
-            assert out.close_and_get_handle() is None
-            assert stored() == []
-            out.write(b"after all")
-            handle = out.close_and_get_handle()
-        assert handle is not None
-        assert self.content(handle) == b"after all"
-
     @pytest.mark.parametrize("size", [0, 1, 5000, 3_000_000])
     def test_exit_without_the_handle_removes_the_state(
         self, factory: CheckpointStreamFactory, stored: Callable[[], list[str]], size: int
@@ -128,39 +115,6 @@ class CheckpointStreamTests(OnFiles):
             fails()
         assert stored() == []
 
-    def test_finished_stream_is_closed_and_keeps_its_state(
-        self, factory: CheckpointStreamFactory, scope: CheckpointedStateScope, stored: Callable[[], list[str]]
-    ) -> None:
-        for size in (1, 100_000):
-            with factory.create_checkpoint_state_output_stream(scope) as out:
-                out.write(bytes(size))
-                handle = out.close_and_get_handle()
-                before = stored()
-                with pytest.raises(CheckpointIOError, match="closed"):
-                    out.write(b"more")
-                for _ in range(2):
-                    with pytest.raises(CheckpointIOError, match="closed"):
-                        out.close_and_get_handle()
-            out.close()
-            assert stored() == before
-            assert handle is not None
-            assert self.content(handle) == bytes(size)
-
-    @pytest.mark.parametrize("size", [1, 100_000])
-    def test_abandoned_stream_is_closed(
-        self, factory: CheckpointStreamFactory, stored: Callable[[], list[str]], size: int
-    ) -> None:
-        out = factory.create_checkpoint_state_output_stream(SHARED)
-        out.write(bytes(size))
-        out.close()
-        out.close()
-        with pytest.raises(CheckpointIOError, match="closed"):
-            out.close_and_get_handle()
-        for data in (b"1", bytes(100_000)):
-            with pytest.raises(CheckpointIOError, match="closed"):
-                out.write(data)
-        assert stored() == []
-
     def test_open_input_streams_are_independent(self, factory: CheckpointStreamFactory) -> None:
         for length in (100, 100_000):
             handle = self.finish(factory, SHARED, bytes(range(100)) * (length // 100))
@@ -170,18 +124,3 @@ class CheckpointStreamTests(OnFiles):
                 assert len(first_stream.read()) == length - 3
                 assert first_stream.read() == b""
                 assert second_stream.read(2) == bytes([1, 2])
-
-    def test_discard_is_idempotent(
-        self, factory: CheckpointStreamFactory, scope: CheckpointedStateScope, stored: Callable[[], list[str]]
-    ) -> None:
-        for size in (1, 100_000):
-            other_handle = self.finish(factory, scope, b"k" * size)
-            handle = self.finish(factory, scope, b"g" * size)
-            handle.discard_state()
-            handle.discard_state()
-            assert self.content(other_handle) == b"k" * size
-            if handle.as_bytes_if_in_memory() is None:
-                with pytest.raises(FileNotFoundError):
-                    self.content(handle)
-            other_handle.discard_state()
-        assert stored() == []

@@ -49,42 +49,16 @@ class FsCheckpointStreamTests(CheckpointStreamTests):
             files, join(directory, "chk-7"), join(directory, "shared"), threshold, buffer_size, "7-"
         )
 
-    @pytest.mark.parametrize(
-        ("size", "buffer_size", "threshold", "in_memory"),
-        [
-            (1 << 20, 0, 1 << 20, True),
-            ((1 << 20) + 1, 0, 1 << 20, False),
-            (576_446, 259, 17, False),
-            (100, 0, 0, False),
-        ],
-    )
-    def test_state_of_at_most_the_threshold_stays_in_memory(
-        self,
-        files: FileSystem,
-        directory: str,
-        stored: Callable[[], list[str]],
-        size: int,
-        buffer_size: int,
-        threshold: int,
-        in_memory: bool,
-    ) -> None:
-        data = bytes(range(256)) * (size // 256 + 1)
-        handle = self.finish(self.streams(files, directory, threshold, buffer_size), SHARED, data[:size])
-        assert isinstance(handle, ByteStreamStateHandle if in_memory else FileStateHandle)
-        assert len(stored()) == (0 if in_memory else 1)
-        assert self.content(handle) == data[:size]
-
     def test_writes_round_trip_around_the_threshold(
         self, files: FileSystem, directory: str, stored: Callable[[], list[str]]
     ) -> None:
         pieces = st.lists(st.one_of(st.binary(max_size=9), st.just("flush")), max_size=12)
 
         @settings(max_examples=self.examples, deadline=None, database=None)
-        @given(pieces, st.integers(0, 12), st.integers(0, 12))
-        def check(pieces: list[bytes | str], threshold: int, extra: int) -> None:
-            out = self.streams(
-                files, directory, threshold, threshold + extra
-            ).create_checkpoint_state_output_stream(SHARED)
+        @given(pieces, st.integers(0, 12), st.integers(0, 24))
+        def check(pieces: list[bytes | str], threshold: int, buffer_size: int) -> None:
+            factory = self.streams(files, directory, threshold, buffer_size)
+            out = factory.create_checkpoint_state_output_stream(SHARED)
             data, flushed = b"", False
             for piece in pieces:
                 if isinstance(piece, str):

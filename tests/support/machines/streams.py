@@ -121,11 +121,11 @@ class CheckpointStreamMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def use_a_closed_stream(self, data: st.DataObject) -> None:
         out = data.draw(st.sampled_from(self.closed))
-        out.close()
-        with pytest.raises(CheckpointIOError):
+        with pytest.raises(CheckpointIOError, match="closed"):
             out.write(b"late")
-        with pytest.raises(CheckpointIOError):
+        with pytest.raises(CheckpointIOError, match="closed"):
             out.close_and_get_handle()
+        out.close()
 
     @precondition(lambda self: self.handles)
     @rule(data=st.data(), store=st.booleans())

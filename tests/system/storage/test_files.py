@@ -9,8 +9,7 @@ import pytest
 
 from spark_statestore.files import FileSystem, join, open_file_system, urls
 from spark_statestore.testing import FileSystemTests
-from tests.support.contracts.snapshots import SnapshotTests
-from tests.support.contracts.storages_by_kind import FsCheckpointStorageTests, MemoryCheckpointStorageTests
+from tests.support.contracts.storages_by_kind import FsCheckpointStorageTests
 from tests.support.contracts.streams_by_kind import FsCheckpointStreamTests
 from tests.support.machines.streams import run_stream_machine_at
 from tests.support.machines.versions import run_version_machine_at
@@ -90,14 +89,6 @@ class TestStreams(OnService, FsCheckpointStreamTests):
 
 
 class TestStorage(OnService, FsCheckpointStorageTests):
-    pass
-
-
-class TestSnapshots(OnService, SnapshotTests):
-    pass
-
-
-class TestMemoryStorageWithADirectory(OnService, MemoryCheckpointStorageTests):
     pass
 
 
