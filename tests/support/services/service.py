@@ -36,8 +36,8 @@ START_SECONDS: Final = 120
 _LOG_CHARACTERS: Final = 4000
 
 
-class ServiceUnavailableError(Exception):
-    """A service cannot be fetched here; the message says why."""
+class ServiceUnavailableError(pytest.skip.Exception):
+    """A service cannot be fetched here; the message says why, and a test that needs it is skipped."""
 
 
 @dataclass(frozen=True)

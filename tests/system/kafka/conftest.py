@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 import spark_statestore
-from tests.support.services import ServiceUnavailableError
 from tests.support.services.kafka import Broker, connector, kafka
 from tests.support.sessions import local_builder
 from tests.system.kafka.queries import Topics
@@ -20,20 +18,13 @@ from tests.system.kafka.runs import Runs
 @pytest.fixture(scope="session")
 def jars() -> str:
     """Return the jars of Spark's connector, as ``spark.jars`` has them."""
-    try:
-        return ",".join(map(str, sorted(connector().glob("*.jar"))))
-    except ServiceUnavailableError as error:
-        pytest.skip(f"Spark's connector for Kafka cannot be fetched: {error}")
+    return ",".join(map(str, sorted(connector().glob("*.jar"))))
 
 
 @pytest.fixture(scope="session")
 def running_broker() -> Iterator[Broker]:
     """Run a broker for all tests."""
-    with contextlib.ExitStack() as stack:
-        try:
-            broker = stack.enter_context(kafka())
-        except ServiceUnavailableError as error:
-            pytest.skip(f"Kafka cannot be fetched: {error}")
+    with kafka() as broker:
         yield broker
 
 

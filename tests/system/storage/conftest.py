@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
 
 import pytest
 
-from tests.support.services import SERVICES, Service, ServiceUnavailableError
+from tests.support.services import SERVICES, Service
 
 NAMES = os.environ.get("SERVICES", "").split() or list(SERVICES)
 
@@ -22,11 +21,7 @@ def pytest_configure() -> None:
 @pytest.fixture(scope="session", params=NAMES)
 def running_service(request: pytest.FixtureRequest) -> Iterator[Service]:
     """Run each of the services that the variable SERVICES names, by default all."""
-    with contextlib.ExitStack() as stack:
-        try:
-            service = stack.enter_context(SERVICES[request.param]())
-        except ServiceUnavailableError as error:
-            pytest.skip(f"{request.param} cannot be fetched: {error}")
+    with SERVICES[request.param]() as service:
         yield service
 
 

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.s3.stores import session_settings
 from benchmarks.stores import CHANGELOG
 from tests.spark.counting import GROUPS, Program
-from tests.support.services import Service, ServiceUnavailableError
+from tests.support.services import Service
 
 pytestmark = pytest.mark.storage
 
@@ -38,9 +38,6 @@ def test_query_on_s3_is_moved_with_a_connector(
 ) -> None:
     if service.name != "minio":
         pytest.skip("the connector is for S3")
-    try:
-        confs = dict(session_settings(service, service.endpoint, {})[CHANGELOG].confs)
-    except ServiceUnavailableError as error:
-        pytest.skip(f"the connector cannot be fetched: {error}")
+    confs = dict(session_settings(service, service.endpoint, {})[CHANGELOG].confs)
     url = container.replace("s3://", "s3a://")
     move([f"{url}/{number}" for number in range(3)], confs | {FORMAT: str(checkpoint_format)})

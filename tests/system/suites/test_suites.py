@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import SPARK_MINOR
-from tests.support.services import ServiceUnavailableError
 from tests.support.services.spark_suites import VERSION, fetch
 from tests.system.suites import suites
 from tests.system.suites.differences import DIFFERENCES
@@ -22,20 +21,11 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="session")
-def home() -> Path:
-    """Return the directory of the suites."""
-    try:
-        return fetch()
-    except ServiceUnavailableError as error:
-        pytest.skip(f"Spark's suites cannot be fetched: {error}")
-
-
 @pytest.mark.parametrize(
     "group", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.soak) for name in GROUPS]
 )
-def test_suites_of_spark_pass(group: str, home: Path, built: Path, tmp_path: Path) -> None:
-    results = suites.run(GROUPS[group], home, tmp_path)
+def test_suites_of_spark_pass(group: str, built: Path, tmp_path: Path) -> None:
+    results = suites.run(GROUPS[group], fetch(), tmp_path)
     differences = {(suite, test) for suite, test in DIFFERENCES if suite in results}
     failures = {
         (suite, test): message
