@@ -1,11 +1,7 @@
-"""Kill an application with many queries again and again, and verify what it has committed.
-
-Run it with ``python -m tests.system.soak.kills``.
-"""
+"""Kill an application with many queries again and again, and verify what it has committed."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -13,10 +9,8 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,9 +104,7 @@ class Application:
             self._changed.notify_all()
 
 
-def kill_repeatedly(
-    directory: Path, kills: int, queries: int, seed: int, log: Callable[[str], None] = print
-) -> Kills:
+def kill_repeatedly(directory: Path, kills: int, queries: int, seed: int) -> Kills:
     """Kill an application at random moments, verify all checkpoints each time, and finish it in the end."""
     chance = random.Random(seed)
     result = Kills()
@@ -132,9 +124,9 @@ def kill_repeatedly(
         result.runs += max(application.events.get("runs", [0]))
         result.problems += application.events.get("failed", [])
         verify_all(directory, result)
-        log(f"kill {number + 1} after {event!r}: {result}")
+        print(f"kill {number + 1} after {event!r}: {result}", flush=True)
         for problem in result.problems[-3:]:
-            log(f"    {' '.join(problem.split())[:500]}")
+            print(f"    {' '.join(problem.split())[:500]}", flush=True)
     application = Application(directory, queries, seed + kills)
     try:
         if application.wait_for("ran", 1200):
@@ -157,28 +149,3 @@ def verify_all(directory: Path, result: Kills) -> None:
             result.verified += 1
             if problem := problem_of(checkpoint, batch):
                 result.problems.append(f"{checkpoint.name}, batch {batch} of {batches[-1]}: {problem}")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.system.soak.kills", description=__doc__)
-    parser.add_argument("--kills", type=int, default=50, help="number of kills (50)")
-    parser.add_argument("--queries", type=int, default=60, help="number of queries (60)")
-    parser.add_argument("--seed", type=int, default=int(time.time()), help="seed of the moments")
-    arguments = parser.parse_args()
-    # Otherwise the application would outlive this process.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    print(f"seed {arguments.seed}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="sst-") as directory:
-        result = kill_repeatedly(
-            Path(directory),
-            arguments.kills,
-            arguments.queries,
-            arguments.seed,
-            lambda text: print(text, flush=True),
-        )
-    print(result)
-    sys.exit(1 if result.problems else 0)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,7 @@
 """Move stores between two executors, with pointer savepoints and rollbacks in between.
 
-Run it with ``python -m tests.system.soak.moves``.
+The only argument is a JSON object: ``directory``, and the number of ``moves``. It reports how often a store
+moved, and the problems.
 
 Two executors of one core each run a query with ``commit=batch``, checkpoint format v2. A job that sleeps
 occupies one of them, so that the query's tasks run on the other; a move is a second job there, and the end of
@@ -11,12 +12,11 @@ bases that are uploaded in the background.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
+import json
 import os
 import shutil
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import spark_statestore
-from tests.spark.counting import cluster_environment, failure_of, wait_until
+from tests.spark.counting import cluster_environment, failure_of, report, wait_until
 from tests.support.sessions import cluster_builder
 from tests.support.trees import problem_of, retained_batches
 
@@ -190,48 +190,35 @@ def move(spark: Any, moving: Moving, directory: Path, moves: int) -> None:
         if number % 3 == 0:
             moving.hold()
         if number % 10 == 0:
-            before = len(moving.problems)
             moving.stop_and_check(back=number // 10 % 2 * (RETAINED - 2))
-            newest = moving.committed()[-1]
-            print(
-                f"move {number}: continues after batch {newest}, {moving.checked} versions checked, "
-                f"{len(moving.problems)} problems",
-                flush=True,
+            report(
+                "checked",
+                {"move": number, "versions": moving.checked, "problems": len(moving.problems)},
             )
-            for problem in moving.problems[before:][:3]:
-                print("   ", " ".join(problem.split())[:500], flush=True)
             moving.start()
     blocker.release()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.system.soak.moves", description=__doc__)
-    parser.add_argument("--moves", type=int, default=200, help="number of moves (200)")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="sst-") as name:
-        directory = Path(name)
-        os.environ.update(cluster_environment(directory), PYSPARK_PYTHON=sys.executable)
-        builder = cluster_builder()
-        for key, value in CONFS.items():
-            builder.config(key, value)
-        spark = spark_statestore.configure(builder, commit="batch").getOrCreate()
-        spark.sparkContext.setLogLevel("OFF")
-        moving = Moving(spark, directory)
-        moving.start()
-        try:
-            move(spark, moving, directory, arguments.moves)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is a problem
-            moving.problems.append(f"after {moving.moved} moves: {error}")
-        # After a failure this tells whether a version is damaged, or could only not be loaded there.
-        moving.stop_and_check(back=0)
-        for problem in moving.problems[-3:]:
-            print("   ", " ".join(problem.split())[:800], flush=True)
-        spark.stop()
-    print(
-        f"{moving.moved} of {arguments.moves} moves to the other executor, {moving.checked} retained and "
-        f"held versions checked, {len(moving.problems)} problems"
-    )
-    sys.exit(1 if moving.problems or moving.moved < arguments.moves else 0)
+    arguments = json.loads(sys.argv[1])
+    directory = Path(arguments["directory"])
+    os.environ.update(cluster_environment(directory), PYSPARK_PYTHON=sys.executable)
+    builder = cluster_builder()
+    for key, value in CONFS.items():
+        builder.config(key, value)
+    spark = spark_statestore.configure(builder, commit="batch").getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    moving = Moving(spark, directory)
+    moving.start()
+    try:
+        move(spark, moving, directory, arguments["moves"])
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is a problem
+        moving.problems.append(f"after {moving.moved} moves: {error}")
+    # After a failure this tells whether a version is damaged, or could only not be loaded there.
+    moving.stop_and_check(back=0)
+    report("moved", moving.moved)
+    report("problems", moving.problems)
+    spark.stop()
 
 
 if __name__ == "__main__":

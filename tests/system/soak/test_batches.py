@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.system.soak.plot import draw
 from tests.system.soak.program import growth
-from tests.system.soak.recording import events_of, record
+from tests.system.soak.recording import draw, events_of, record
 
 BATCHES = int(os.environ.get("SOAK_BATCHES", "10000"))
 SAMPLES = 50
@@ -30,6 +29,14 @@ GROWTH = {
     "stored files": 60,
 }
 
+GROWTH_OF_RUNS = {
+    "jvm heap MiB": 8,
+    "backend resident MiB": 8,
+    "backend threads": 4,
+    "backend files": 8,
+    "jvm threads": 8,
+}
+
 
 def test_growth_detects_an_increase() -> None:
     flat = [dict.fromkeys(GROWTH, 100) for _ in range(SAMPLES)]
@@ -37,13 +44,6 @@ def test_growth_detects_an_increase() -> None:
     for name, most in GROWTH.items():
         rising = [sample | {name: 100 + 4 * most * number // SAMPLES} for number, sample in enumerate(flat)]
         assert growth(rising, GROWTH, 10)[name] > most
-
-
-def test_plot_draws_samples(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    samples = [{"batch": n, "seconds": n / 2, **dict.fromkeys(GROWTH, n)} for n in range(1, 5)]
-    draw(samples, tmp_path / "plot.svg")
-    assert "<svg" in (tmp_path / "plot.svg").read_text()
 
 
 @pytest.mark.soak
@@ -61,12 +61,20 @@ def test_sixty_four_concurrent_tasks_leak_no_resources(built: Path, tmp_path: Pa
     assert max(sample["backend threads"] for sample in samples) <= 64 + 16
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(14_400)
+def test_two_hundred_runs_in_one_application_leak_no_memory(built: Path, tmp_path: Path) -> None:
+    arguments = {"directory": str(tmp_path), "runs": 200, "batches": 20, "samples": 20}
+    samples = [value for _, value in events_of("runs", arguments)]
+    grown = growth(samples, GROWTH_OF_RUNS, 4)
+    assert {name: by for name, by in grown.items() if by > GROWTH_OF_RUNS[name]} == {}
+
+
 def run(tmp_path: Path, name: str, **settings: Any) -> list[dict[str, Any]]:
     """Run the program, record its samples, check their growth, and return them."""
     arguments = {"checkpoint": str(tmp_path / "counting"), "samples": SAMPLES, **settings}
     samples, exact = [], -1
     for event, value in events_of("program", arguments):
-        print(event, value, flush=True)
         if event == "sample":
             samples.append(value)
         else:
