@@ -39,15 +39,14 @@ _LONG = {
 }
 
 
-def short(seed: int, *, commit: str = "task") -> Plan:
-    """Return a plan of 8 kills and two queries, one in each format or with ``commit=batch`` both in v2."""
-    by_batch = commit == "batch"
-    queries = {"windows": ("windows", 2 if by_batch else 1), "joined": ("joined", 2)}
-    confs = {"spark.plugins": spark_statestore.PLUGIN_CLASS} if by_batch else {}
+def short(seed: int) -> Plan:
+    """Return a plan of 8 kills and two queries, one in each format."""
     chance = random.Random(seed)
     # Local copies are of streams in files.
-    options = {"commit": commit, "file_state_threshold": chance.choice([600, "32m"])}
-    return Plan(seed, _shuffled(_SHORT, chance), queries, options, confs)
+    options = {"commit": "task", "file_state_threshold": chance.choice([600, "32m"])}
+    return Plan(
+        seed, _shuffled(_SHORT, chance), {"windows": ("windows", 1), "joined": ("joined", 2)}, options
+    )
 
 
 def long(seed: int, *, on_s3: bool = False, commit: str = "task") -> Plan:
