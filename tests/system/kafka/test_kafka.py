@@ -20,7 +20,7 @@ from tests.system.kafka.runs import Runs
 
 pytestmark = pytest.mark.kafka
 
-KILLS = 3
+KILLS = 2
 
 # Kafka's clients otherwise wait for two minutes.
 IMPATIENT = {
@@ -110,7 +110,7 @@ def test_queries_continue_after_a_killed_broker(spark: Any, runs: Runs, broker: 
     with runs.running():
         runs.wait_for_batches(2)
         broker.stop(signal.SIGKILL)
-        time.sleep(5)
+        time.sleep(2)
         broker.start()
         runs.wait_for_batches(2)
         feed(spark, runs.topics, seed=4, first=1500, count=1500)

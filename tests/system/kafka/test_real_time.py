@@ -203,7 +203,6 @@ REFUSED = {
     "join": Refusal(joined, NOT_IN_LIST, sources=2),
     "dropDuplicatesWithinWatermark": Refusal(deduplicated_within_watermark, NOT_IN_LIST),
     "applyInPandasWithState": Refusal(grouped, NOT_IN_LIST),
-    "transformWithState": Refusal(transformed, NOT_IN_LIST),
     # Spark writes no metadata of this operator for a real-time query, and requires it; on its RocksDB store
     # too.
     "transformWithState in Python": Refusal(
