@@ -26,9 +26,22 @@ def run(
     return result
 
 
-def build_wheel(directory: Path) -> Path:
-    """Build the wheel of this checkout in an empty directory, and return its path."""
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    run([*command, "--wheel-dir", directory, ROOT], timeout=600)
-    (path,) = directory.glob("*.whl")
+def build(target: str, directory: Path) -> Path:
+    """Build the ``wheel`` or ``sdist`` of this checkout in an empty directory, and return its path."""
+    run([sys.executable, "-m", "hatchling", "build", "-t", target, "-d", directory], cwd=ROOT, timeout=600)
+    (path,) = directory.iterdir()
     return path
+
+
+def environment_with(directory: Path, *packages: str) -> Path:
+    """Make a virtual environment with packages of the index or of files, and return its interpreter."""
+    run([sys.executable, "-m", "venv", directory])
+    python = directory / "bin" / "python"
+    install(python, *packages)
+    return python
+
+
+def install(python: Path, *packages: str) -> None:
+    """Install packages as a user does."""
+    command = [python, "-m", "pip", "install", "--quiet", "--no-compile", *packages]
+    run(command, cwd=python.parent, timeout=1800)

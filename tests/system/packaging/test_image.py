@@ -18,7 +18,7 @@ from packaging.specifiers import SpecifierSet
 
 from spark_statestore import __version__
 from spark_statestore._version import SUPPORTED_SPARK, minor_of
-from tests.support.commands import build_wheel, run
+from tests.support.commands import build, run
 from tests.support.paths import ROOT
 from tests.system.examples.test_conf import settings
 
@@ -177,7 +177,7 @@ def base(buildah: Buildah) -> str:
 def context(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a build context with the wheel of this checkout."""
     directory = tmp_path_factory.mktemp("context")
-    build_wheel(directory)
+    build("wheel", directory)
     return directory
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import subprocess
@@ -73,25 +72,6 @@ SCHEMA = closed(
 
 def test_manifest_follows_the_schema_of_the_operator() -> None:
     jsonschema.validate(MANIFEST, SCHEMA)
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        (("apiVersion",), "sparkoperator.k8s.io/v1beta2"),
-        (("spec", "runtimeVersions"), {}),
-        (("spec", "mainApplicationFile"), PROGRAM),
-        (("spec", "sparkConf", "spark.executor.cores"), 2),
-    ],
-)
-def test_schema_of_the_operator_refuses_other_manifests(path: tuple[str, ...], value: Any) -> None:
-    manifest = copy.deepcopy(MANIFEST)
-    parent = manifest
-    for name in path[:-1]:
-        parent = parent[name]
-    parent[path[-1]] = value
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(manifest, SCHEMA)
 
 
 def test_manifest_has_the_settings_and_the_template_of_spark_submit() -> None:

@@ -6,8 +6,6 @@ import hashlib
 import importlib
 import json
 import os
-import subprocess
-import sys
 import zipfile
 from email import message_from_bytes
 from importlib.metadata import version
@@ -18,7 +16,7 @@ from packaging.requirements import Requirement
 
 from spark_statestore import __version__
 from tests.support.bare import environment_without_settings
-from tests.support.commands import build_wheel, run
+from tests.support.commands import build, environment_with, run
 from tests.support.paths import ROOT, SPARK_MINOR
 from tests.system.examples.test_conf import keys_of_a_query_on_s3
 
@@ -29,7 +27,7 @@ JAR = f"spark_statestore/jars/spark-statestore-spark-{SPARK_MINOR}.jar"
 
 @pytest.fixture(scope="module")
 def wheel(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
+    return build("wheel", tmp_path_factory.mktemp("wheel"))
 
 
 def test_wheel_has_only_the_package_and_the_jar(wheel: Path) -> None:
@@ -86,31 +84,12 @@ def test_jar_has_only_project_classes(wheel: Path, tmp_path: Path) -> None:
     assert not any("ProviderHarness" in entry for entry in classes)
 
 
-def test_example_runs_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site)]
-    subprocess.run([*install, str(wheel)], check=True)
-    example = tmp_path / "word_count.py"
-    example.write_text((ROOT / "examples/word_count.py").read_text())
-    program = f"""
-import runpy, spark_statestore
-assert spark_statestore.jar_path().startswith({str(site)!r})
-runpy.run_path({str(example)!r}, run_name="__main__")
-"""
-    # The site comes before this checkout, which is installed as editable.
-    run([sys.executable, "-c", program], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(site)})
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_query_on_s3_resumes_with_the_extra_alone(
     wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment = tmp_path / "environment"
-    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
-    python = str(environment / "bin" / "python")
-    install = [python, "-m", "pip", "install", "--quiet", "--no-compile"]
-    subprocess.run([*install, f"{wheel}[s3]", f"pyspark=={SPARK_MINOR}.*"], check=True)
+    python = str(environment_with(tmp_path / "environment", f"{wheel}[s3]", f"pyspark=={SPARK_MINOR}.*"))
     for name in os.environ.keys() - environment_without_settings().keys():
         monkeypatch.delenv(name)
     modules = (

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from spark_statestore._version import SUPPORTED_SPARK
 from tests.support.bare import environment_without_settings
-from tests.support.commands import run
+from tests.support.commands import environment_with, run
 from tests.support.paths import ROOT
 from tests.system.examples.test_examples import OUTPUT, OUTPUT_TWICE, READ
 
@@ -34,12 +33,8 @@ def wheel() -> Path:
 def python(request: pytest.FixtureRequest, wheel: Path, tmp_path: Path) -> tuple[str, Path]:
     """Return a minor version, and the interpreter of an environment with its PySpark and the wheel."""
     minor = request.param
-    directory = tmp_path / "environment"
-    subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True)
-    python = directory / "bin" / "python"
-    install = [str(python), "-m", "pip", "install", "--quiet", "--no-compile"]
-    subprocess.run([*install, f"{wheel}[demo]", f"pyspark=={minor}.*", "duckdb"], check=True)
-    return minor, python
+    packages = [f"{wheel}[demo]", f"pyspark=={minor}.*", "duckdb"]
+    return minor, environment_with(tmp_path / "environment", *packages)
 
 
 def lines_of(python: Path, cwd: Path, example: str, *arguments: str) -> list[str]:

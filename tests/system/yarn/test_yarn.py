@@ -17,7 +17,7 @@ import pytest
 
 import spark_statestore
 from tests.support.bare import FOR_S3, bare_python, environment_without_settings
-from tests.support.commands import build_wheel
+from tests.support.commands import build
 from tests.support.commands import run as run_program
 from tests.support.paths import ROOT
 from tests.support.s3 import environment_of, new_bucket, s3_service
@@ -112,7 +112,7 @@ def test_program_submitted_as_the_page_has_it_is_exact_through_the_kill_of_an_ex
 def environment(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the directory of the environment of the page, with this checkout in the place of the release."""
     directory = tmp_path_factory.mktemp("environment")
-    wheel = build_wheel(directory)
+    wheel = build("wheel", directory)
     names = {"python3 ": f"{sys.executable} ", "'spark-statestore[s3]'": f"'{wheel}[s3]'"}
     script = replaced("\n".join(page_commands()[:-1]), names)
     run_program(["bash", "-ec", script], cwd=directory, env=environment_without_settings())
