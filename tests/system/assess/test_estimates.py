@@ -1,9 +1,8 @@
 """Estimates from the event logs of HDFSBacked and RocksDB are near the batch time measured on this store.
 
 python -m pytest -m "alone and soak" -s tests/system/assess
-python -m tests.system.assess.test_estimates EVENTLOG...
 
-The first runs the queries, several minutes each on a quiet machine; the second compares logs of such runs.
+It runs the queries, several minutes each on a quiet machine.
 """
 
 from __future__ import annotations
@@ -44,7 +43,8 @@ def test_estimates_are_near_the_measured_batch_time(tmp_path: Path, name: str) -
     subprocess.run(program, check=True, cwd=ROOT)
     (log,) = (tmp_path / "events").iterdir()
     measured, errors = compare(str(log))
-    print(f"{name}: measured {measured:,.0f} ms, {shown(errors)}")
+    shown = (f"estimate from {provider} {100 * error:+.0f} %" for provider, error in errors.items())
+    print(f"{name}: measured {measured:,.0f} ms, {', '.join(shown)}")
     assert len(errors) == 2
     assert max(map(abs, errors.values())) < BOUND
 
@@ -56,13 +56,3 @@ def compare(log: str) -> tuple[float, dict[str, float]]:
     return measured, {
         each.query.provider: each.estimate.milliseconds / measured - 1 for each in assessed if each.estimate
     }
-
-
-def shown(errors: dict[str, float]) -> str:
-    return ", ".join(f"estimate from {provider} {100 * error:+.0f} %" for provider, error in errors.items())
-
-
-if __name__ == "__main__":
-    for path in sys.argv[1:]:
-        measured, errors = compare(path)
-        print(f"{path}: measured {measured:,.0f} ms, {shown(errors)}")
