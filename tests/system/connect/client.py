@@ -1,8 +1,8 @@
 """Test program: a Spark Connect client that sets nothing, and runs every stateful operator of PySpark.
 
-Arguments: the server's address, a directory for checkpoints and results, and the directory of the input.
-Prints a line of JSON for each query: its name, its results so far, the custom metrics of its operators, and
-what else was asked.
+Arguments: the server's address, and a directory with files of input in ``staged``. The queries run to the end
+of the first file, and resume with each of the others. Prints a line of JSON for each query: its name, its
+results, the custom metrics of its operators, and what else was asked.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pandas as pd
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.query import StreamingQuery
 
 import spark_statestore
 from spark_statestore.errors import SavepointError, SessionError
@@ -92,24 +93,45 @@ def error_of(call: Callable[[], Any], kind: type[Exception]) -> str:
     return "none"
 
 
-def main() -> None:
-    server, work, source = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
-    spark = SparkSession.builder.remote(server).getOrCreate()
-    for name, build in QUERIES.items():
-        # The delay is longer than the input, but for the event that closes it.
-        events = (
-            spark.readStream.schema("id long, k string, second long").parquet(source)
-            .select("id", "k", f.timestamp_seconds("second").alias("time")).withWatermark("time", "1 hour")
-        )  # fmt: skip
-        query = (
-            build(events)
-            .writeStream.format("json")
-            .queryName(name)
-            .option("checkpointLocation", str(work / name / "checkpoint"))
-            .trigger(availableNow=True)
-            .start(str(work / name / "results"))
-        )
+# Spark starts a Python process for each batch of these, so they run one after another.
+IN_PYTHON = ("applyInPandasWithState", "transformWithStateInPandas", "transformWithState")
+
+
+def start(spark: SparkSession, name: str, work: Path) -> StreamingQuery:
+    # The delay is longer than the input, but for the event that closes it.
+    events = (
+        spark.readStream.schema("id long, k string, second long").parquet(str(work / "input"))
+        .select("id", "k", f.timestamp_seconds("second").alias("time")).withWatermark("time", "1 hour")
+    )  # fmt: skip
+    return (
+        QUERIES[name](events)
+        .writeStream.format("json")
+        .queryName(name)
+        .option("checkpointLocation", str(work / name / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(work / name / "results"))
+    )
+
+
+def run_to_the_end(spark: SparkSession, work: Path) -> dict[str, StreamingQuery]:
+    """Run every query to the end of the input, and return them."""
+    queries = {name: start(spark, name, work) for name in QUERIES if name not in IN_PYTHON}
+    for query in queries.values():
         query.awaitTermination()
+    for name in IN_PYTHON:
+        queries[name] = start(spark, name, work)
+        queries[name].awaitTermination()
+    return queries
+
+
+def main() -> None:
+    server, work = sys.argv[1], Path(sys.argv[2])
+    spark = SparkSession.builder.remote(server).getOrCreate()
+    (work / "input").mkdir()
+    for path in sorted((work / "staged").iterdir()):
+        path.rename(work / "input" / path.name)
+        queries = run_to_the_end(spark, work)
+    for name, query in queries.items():
         frame = spark_statestore.progress(query)
         results = spark.read.json(str(work / name / "results"))
         print(

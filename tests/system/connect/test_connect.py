@@ -75,36 +75,25 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         process.wait()
 
 
-def write(source: Path, name: str, events: list[tuple[int, str, int]]) -> None:
-    ids, keys, seconds = zip(*events, strict=True)
-    staged = source.with_name(name)
-    pq.write_table(pa.table({"id": ids, "k": keys, "second": seconds}), staged)
-    staged.rename(source / name)
-
-
-def ask(server: str, work: Path, source: Path) -> dict[str, dict[str, Any]]:
-    environment = {key: value for key, value in os.environ.items() if key != "SPARK_HOME"}
-    command = [sys.executable, CLIENT, server, work, source]
-    result = run(command, env=environment | {"PYTHONPATH": str(ROOT)})
-    lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
-    return {line["name"]: line for line in lines}
-
-
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("work")
+    directory = tmp_path_factory.mktemp("work")
+    (directory / "staged").mkdir()
+    # The watermark moves after the batch, so that the last event closes those of its own batch too.
+    for number, events in enumerate((EVENTS[:HALF], [*EVENTS[HALF:], CLOSING])):
+        ids, keys, seconds = zip(*events, strict=True)
+        table = pa.table({"id": ids, "k": keys, "second": seconds})
+        pq.write_table(table, directory / "staged" / f"{number}.parquet")
+    return directory
 
 
 @pytest.fixture(scope="module")
 def answers(server: str, work: Path) -> dict[str, dict[str, Any]]:
-    """Return what the client prints in its second run, which resumes every query with more events."""
-    source = work / "input"
-    source.mkdir()
-    # The watermark moves after the batch, so that the last event closes those of its own batch too.
-    for number, events in enumerate((EVENTS[:HALF], [*EVENTS[HALF:], CLOSING])):
-        write(source, f"{number}.parquet", events)
-        result = ask(server, work, source)
-    return result
+    """Return what the client prints, which resumes every query with more events."""
+    environment = {key: value for key, value in os.environ.items() if key != "SPARK_HOME"}
+    result = run([sys.executable, CLIENT, server, work], env=environment | {"PYTHONPATH": str(ROOT)})
+    lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+    return {line["name"]: line for line in lines}
 
 
 def results(answers: dict[str, dict[str, Any]], name: str) -> list[tuple[Any, ...]]:
