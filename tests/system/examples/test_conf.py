@@ -118,15 +118,6 @@ def test_conf_keeps_state_in_local_files(tmp_path: Path):
     assert list(tmp_path.glob("checkpoint/state/0/*/chk-*/_metadata"))
 
 
-# Its settings are checked above, and the example `memory_storage.py` has them in every run.
-@pytest.mark.soak
-@pytest.mark.usefixtures("built")
-def test_conf_keeps_state_in_memory(tmp_path: Path):
-    assert submit("memory", tmp_path) == ["3 rows counted", "6 rows counted"]
-    assert list(tmp_path.glob("checkpoint/commits/*"))
-    assert not list(tmp_path.glob("checkpoint/state/0/*/chk-*"))
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("built")
 def test_conf_keeps_state_on_s3(tmp_path: Path):
