@@ -29,37 +29,29 @@ def test_killed_queries_resume_from_s3(
     checkpoint_format: int,
     queries: Sequence[str],
 ) -> None:
+    whole, killed = tmp_path / "whole.jsonl", tmp_path / "killed.jsonl"
     runs = Runs(tmp_path / "input", queries, checkpoint_format)
     runs.write_input(range(4))
-    local, remote = tmp_path / "local.jsonl", tmp_path / "remote.jsonl"
-    runs.finish(str(tmp_path / "checkpoints"), local)
-    expected = outputs(local)
+    runs.finish(f"s3://{bucket}/whole", whole)
+    expected = outputs(whole)
     assert {name for name, _ in expected} == set(queries)
-    url = f"s3://{bucket}/checkpoints"
+    # The directories of a new checkpoint do not exist on an object store, so Spark does not list them, and
+    # the first run of a query publishes the commits of a batch together.
+    objects = list_objects(f"{bucket}/whole/0/state")
+    assert any("/_merged/" in path for path in objects)
+    # The first version of each store has a file of its own, see `commit_version`.
+    separate = [path.partition("/chk-")[0] for path in objects if path.endswith("/_metadata")]
+    assert len(separate) == len(set(separate)) >= 2
     # Killed after the query's first batch. A query killed between its source's log and the log of offsets
     # would take two inputs into one batch, so there is one.
-    runs = Runs(tmp_path / "remote-input", queries, checkpoint_format)
+    runs = Runs(tmp_path / "later-input", queries, checkpoint_format)
     runs.write_input(range(1))
+    url = f"s3://{bucket}/killed"
     for query in queries:
         runs.kill(
-            url, remote, lambda rows_by_batch, query=query: any(name == query for name, _ in rows_by_batch)
+            url, killed, lambda rows_by_batch, query=query: any(name == query for name, _ in rows_by_batch)
         )
     runs.write_input(range(1, 4))
-    runs.finish(url, remote)
-    assert outputs(remote) == expected
-    assert list_objects(f"{bucket}/checkpoints/0/commits")
-
-
-def test_first_run_of_a_query_publishes_its_commits_together(
-    built: Path,
-    bucket: str,  # noqa: F811
-    tmp_path: Path,
-) -> None:
-    # The directories of a new checkpoint do not exist on an object store, so Spark does not list them.
-    runs = Runs(tmp_path / "input", QUERIES[:1], 1)
-    runs.write_input(range(3))
-    runs.finish(f"s3://{bucket}/checkpoints", tmp_path / "output.jsonl")
-    objects = list_objects(f"{bucket}/checkpoints/0/state")
-    assert any("/_merged/" in path for path in objects)
-    # The first version of each of two stores has a file of its own, see `commit_version`.
-    assert sum(path.endswith("/_metadata") for path in objects) == 2
+    runs.finish(url, killed)
+    assert outputs(killed) == expected
+    assert list_objects(f"{bucket}/killed/0/commits")

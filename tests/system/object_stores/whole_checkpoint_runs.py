@@ -31,7 +31,6 @@ class Runs:
     together: bool = False
 
     def write_input(self, batches: Iterable[int]) -> None:
-        """Write the input of batches."""
         for name in {CASES[query].reads for query in self.queries}:
             write_input(self.inputs, name, batches)
 
