@@ -42,6 +42,5 @@ def environment_with(directory: Path, *packages: str) -> Path:
 
 
 def install(python: Path, *packages: str) -> None:
-    """Install packages as a user does."""
     command = [python, "-m", "pip", "install", "--quiet", "--no-compile", *packages]
     run(command, cwd=python.parent, timeout=1800)

@@ -19,7 +19,6 @@ _counts: Counter[str] = Counter()
 
 
 def count(case: str, number: int = 1) -> None:
-    """Record that a case was run."""
     _counts[case] += number
 
 

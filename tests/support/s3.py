@@ -80,12 +80,10 @@ def list_objects(path: str) -> list[str]:
 
 
 def put_object(path: str, data: bytes) -> None:
-    """Write an object."""
     bucket, _, key = path.partition("/")
     client_of().put_object(Bucket=bucket, Key=key, Body=data)
 
 
 def delete_object(path: str) -> None:
-    """Remove an object."""
     bucket, _, key = path.partition("/")
     client_of().delete_object(Bucket=bucket, Key=key)

@@ -45,7 +45,6 @@ class S3AsGcs(FaultyS3):
 
 @contextmanager
 def s3_as_gcs(service: str) -> Iterator[S3AsGcs]:
-    """Yield the proxy of a service."""
     proxy = S3AsGcs(service)
     try:
         yield proxy

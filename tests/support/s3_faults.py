@@ -132,7 +132,6 @@ def _reset(handler: BaseHTTPRequestHandler) -> None:
 
 @contextmanager
 def faulty_s3(service: str) -> Iterator[FaultyS3]:
-    """Yield the proxy of a service."""
     proxy = FaultyS3(service)
     try:
         yield proxy

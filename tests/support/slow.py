@@ -81,13 +81,10 @@ class Hang:
         self.file = file
 
     def is_met(self) -> bool:
-        """Return whether a call hangs, or has."""
         return self.file.with_name(self.file.name + ".hung").exists()
 
     def wait(self, seconds: float = 60.0) -> None:
-        """Wait until a call hangs."""
         assert wait_until(self.is_met, seconds), "no call hangs"
 
     def release(self) -> None:
-        """Let it continue."""
         self.file.touch()

@@ -33,6 +33,5 @@ class OnFiles:
 
     @staticmethod
     def content(handle: StreamStateHandle) -> bytes:
-        """Return the bytes of a stream."""
         with handle.open_input_stream() as stream:
             return stream.read()

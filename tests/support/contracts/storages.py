@@ -57,7 +57,6 @@ class CheckpointStorageTests(OnFiles):
         data: bytes,
         scope: CheckpointedStateScope = CheckpointedStateScope.EXCLUSIVE,
     ) -> StreamStateHandle:
-        """Write a state and return its handle."""
         with factory.create_checkpoint_state_output_stream(scope) as out:
             out.write(data)
             handle = out.close_and_get_handle()

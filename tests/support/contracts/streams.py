@@ -35,7 +35,6 @@ class CheckpointStreamTests(OnFiles):
 
     @pytest.fixture(params=list(CheckpointedStateScope), ids=lambda scope: scope.value)
     def scope(self, request: pytest.FixtureRequest) -> CheckpointedStateScope:
-        """Return each scope."""
         scope: CheckpointedStateScope = request.param
         return scope
 
@@ -43,7 +42,6 @@ class CheckpointStreamTests(OnFiles):
     def finish(
         factory: CheckpointStreamFactory, scope: CheckpointedStateScope, *pieces: bytes
     ) -> StreamStateHandle:
-        """Return the handle of a stream with these bytes."""
         with factory.create_checkpoint_state_output_stream(scope) as out:
             for piece in pieces:
                 out.write(piece)

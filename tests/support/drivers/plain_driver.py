@@ -74,7 +74,6 @@ class PlainDriver(AbstractFileSystem):  # type: ignore[misc]
         self._store = _Store()
 
     def put(self, path: str, data: bytes) -> None:
-        """Write a whole file."""
         self.calls.call("put")
         self._store.pipe_file(path, data)
 

@@ -149,7 +149,6 @@ class OperatorStateMachine(RuleBasedStateMachine):
 
     @rule(index=_indexes, name=_lists)
     def clear(self, index: int, name: str) -> None:
-        """Clear a list."""
         subtask = self.subtask(index)
         self.list_of(subtask, name).clear()
         subtask.lists[name] = []

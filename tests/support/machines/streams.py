@@ -67,7 +67,6 @@ class CheckpointStreamMachine(RuleBasedStateMachine):
         self.handles: list[tuple[StreamStateHandle, bytes]] = []
 
     def pick(self, data: st.DataObject) -> _Open:
-        """Return one of the open streams."""
         return data.draw(st.sampled_from(self.streams))
 
     @precondition(lambda self: len(self.streams) < 4)

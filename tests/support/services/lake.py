@@ -21,7 +21,6 @@ def _version(name: str, versions: dict[str, str]) -> str:
 
 
 def delta() -> Path:
-    """Return the directory of Delta Lake's jars."""
     version = _version("Delta Lake", DELTA_VERSIONS)
     jars = [
         f"io.delta:delta-spark_{SPARK_MINOR}_2.13:{version}",
@@ -32,7 +31,6 @@ def delta() -> Path:
 
 
 def iceberg() -> Path:
-    """Return the directory of Iceberg's jar."""
     version = _version("Iceberg", ICEBERG_VERSIONS)
     jar = f"org.apache.iceberg:iceberg-spark-runtime-{SPARK_MINOR}_2.13:{version}"
     return fetched(f"iceberg-{version}-spark-{SPARK_MINOR}", lambda directory: maven_jars(directory, jar))

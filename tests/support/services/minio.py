@@ -18,7 +18,6 @@ _SECRET: Final = "test-secret-key"
 
 
 def fetch() -> Path:
-    """Return the program."""
     return go_program("github.com/minio/minio", VERSION)
 
 

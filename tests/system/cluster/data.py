@@ -42,7 +42,6 @@ class Input:
         directory.mkdir(parents=True, exist_ok=True)
 
     def feed(self) -> None:
-        """Write the next file."""
         self._write(rows(self._seed, self.parts))
 
     def flush(self) -> None:
@@ -74,7 +73,6 @@ def rows(seed: int, part: int) -> list[dict[str, Any]]:
 
 
 def is_of_the_end(key: dict[str, Any]) -> bool:
-    """Return whether a state's key is that of the last rows."""
     return any(value == FLUSH or (isinstance(value, int) and value >= END) for value in key.values())
 
 

@@ -36,7 +36,6 @@ class SmallDisk:
         subprocess.run(["umount", "--lazy", str(self.directory)], check=True)
 
     def fill(self) -> None:
-        """Fill the file system completely."""
         with open(self._ballast, "ab") as file:
             step = 1 << 20
             end = file.tell()
@@ -50,6 +49,5 @@ class SmallDisk:
                     step //= 4
 
     def empty(self) -> None:
-        """Free the space again."""
         with contextlib.suppress(FileNotFoundError):
             self._ballast.unlink()

@@ -69,7 +69,6 @@ class Faults:
         self._outlast_timeouts = outlast_timeouts
 
     def do(self, name: str) -> None:
-        """Inject a fault."""
         if name.startswith("fill"):
             self._fill(name)
         elif name == CUT:

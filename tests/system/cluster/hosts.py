@@ -83,7 +83,6 @@ class Namespaces:
         _ip("link", "set", host.link, "nomaster")
 
     def mend(self, host: Host) -> None:
-        """Reconnect a worker."""
         _ip("link", "set", host.link, "master", self._bridge)
 
     def _join(self, name: str, address: str) -> Host:

@@ -105,7 +105,6 @@ def _shuffled(happens: dict[str, int], chance: random.Random) -> list[str]:
 
 
 def kills_of(plan: Plan) -> int:
-    """Return the number of processes that a plan kills."""
     return sum(KILLS.get(name, 0) for name in plan.faults)
 
 

@@ -102,12 +102,10 @@ class Cluster:
         return None
 
     def kill_worker(self, number: int) -> None:
-        """Kill only a worker's process."""
         self.workers[number].kill()
         self.workers[number].wait()
 
     def start_worker(self, number: int) -> None:
-        """Restart a killed worker."""
         self.workers[number] = self._start_worker(number)
 
     def _start_worker(self, number: int) -> subprocess.Popen[bytes]:
@@ -228,7 +226,6 @@ class Driver:
 
 @contextlib.contextmanager
 def frozen(process: psutil.Process) -> Iterator[None]:
-    """Stop a process for the duration of the block."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process.suspend()
     try:

@@ -81,7 +81,6 @@ class Running:
             time.sleep(0.3)
 
     def finish(self) -> None:
-        """Process all input, and stop."""
         while True:
             self.keep_up()
             if self._query is None:

@@ -98,7 +98,6 @@ class Figures:
     failures: list[str] = field(default_factory=list)
 
     def add(self, figures: Figures) -> None:
-        """Add the figures of another run."""
         for name, value in vars(figures).items():
             if isinstance(value, Counter):
                 getattr(self, name).update(value)
@@ -275,7 +274,6 @@ class _Run:
         return max((int(log.name.partition(".")[0]) + 1 for log in logs), default=0)
 
     def _counts(self) -> Counter[str]:
-        """Return the number of batches written by each query."""
         out = self._directory / "out"
         return Counter({name: len(list((out / name).glob("[0-9]*.json"))) for name in self._plan.queries})
 

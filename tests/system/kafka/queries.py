@@ -44,7 +44,6 @@ class Topics:
         return cls(servers, f"events-{name}", f"results-{name}")
 
     def topic_of(self, query: str) -> str:
-        """Return the topic that a query writes."""
         return f"{self.results}-{query}"
 
     def as_json(self) -> dict[str, str]:
@@ -132,7 +131,6 @@ def start(
 
 
 def answer(spark: SparkSession, topics: Topics, query: str) -> dict[str, str]:
-    """Return what a batch query finds in the whole topic."""
     build, _ = QUERIES[query]
     rows = build(parsed(read_topic(spark, topics, topics.events)).dropDuplicates(["id"])).collect()
     # The stream's session of the closing event is still open.

@@ -52,7 +52,6 @@ class Runs:
         return max(QueryCheckpoint(self.checkpoints[name]).logged(COMMITS), default=-1)
 
     def read(self, name: str, batch: int) -> int:
-        """Return the number of records that a query has read up to a batch."""
         return records_read(QueryCheckpoint(self.checkpoints[name]), self.topics, batch)
 
     def wait_for_batches(self, more: int) -> None:

@@ -103,7 +103,6 @@ class RealTimeQuery:
 
     @contextlib.contextmanager
     def running(self, seconds: int) -> Iterator[Any]:
-        """Run it with batches of a duration."""
         session = self.spark.newSession()
         session.conf.unset(PROVIDER_KEY)
         session.conf.set(OPTION_PREFIX + "realTimeMode", "true")
@@ -137,7 +136,6 @@ class RealTimeQuery:
         return results_of(self.spark, self.topics, "real-time")
 
     def events(self) -> DataFrame:
-        """Return the events of the whole topic."""
         return parsed(read_topic(self.spark, self.topics, self.topics.events))
 
 

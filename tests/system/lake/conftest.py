@@ -72,7 +72,6 @@ def spark(built: Path, lake: dict[str, str]) -> Iterator[Any]:
 
 @pytest.fixture(params=["delta", "iceberg"])
 def sink(request: pytest.FixtureRequest, lake: dict[str, str]) -> str:
-    """Return the format of the sink."""
     if request.param not in lake[EXTENSIONS].lower():
         pytest.skip(f"the jars of {request.param} cannot be fetched for this Spark")
     return str(request.param)

@@ -76,12 +76,10 @@ class PodBuilder:
 
 
 def singleton(package: Any, name: str) -> Any:
-    """Return a Scala object."""
     return getattr(getattr(package, f"{name}$"), "MODULE$")
 
 
 def items(collection: Any) -> Iterator[Any]:
-    """Yield the elements of a Scala collection."""
     iterator = collection.iterator()
     while iterator.hasNext():
         yield iterator.next()

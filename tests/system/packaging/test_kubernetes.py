@@ -104,7 +104,6 @@ def environment(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def memory(pod: dict[str, Any]) -> int:
-    """Return the memory limit of a pod's container in MiB."""
     limit = re.fullmatch(r"(\d+)Mi", pod["container"]["resources"]["limits"]["memory"])
     assert limit
     return int(limit[1])

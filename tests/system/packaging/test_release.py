@@ -19,7 +19,6 @@ from tests.support.paths import ROOT
 
 @pytest.fixture(scope="module")
 def release() -> ModuleType:
-    """Return the module that builds releases."""
     sys.path.insert(0, str(ROOT / "jvm-shim"))
     try:
         spec = importlib.util.spec_from_file_location("release", ROOT / "jvm-shim/release.py")

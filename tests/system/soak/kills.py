@@ -142,7 +142,6 @@ def kill_repeatedly(directory: Path, kills: int, queries: int, seed: int) -> Kil
 
 
 def verify_all(directory: Path, result: Kills) -> None:
-    """Verify each committed batch that the queries retain, while nothing runs."""
     for checkpoint in sorted(directory.glob("checkpoints/*")):
         batches = retained_batches(checkpoint, RETAINED)
         for batch in batches:

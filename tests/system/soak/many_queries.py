@@ -131,7 +131,6 @@ class Counting:
             self.require_sound()
 
     def check(self) -> None:
-        """Compare the result of the run."""
         self.require_sound()
         rows = [list(row) for row in self._session.table(self.name).orderBy("k").collect()]
         batches, rest = divmod(sum(row[1] for row in rows), ROWS)

@@ -52,7 +52,6 @@ CONFS = {
 
 
 def changes(batch: int) -> list[tuple[int, int]]:
-    """Return the keys and values of a batch."""
     values = range(batch * ROWS, (batch + 1) * ROWS)
     return [(value % KEYS, value) for value in values if batch % LARGE == LARGE - 1 or value % 20 == 0]
 

@@ -106,7 +106,6 @@ def compare(arguments: dict[str, Any], batches: int) -> None:
 
 
 def fields(table: Any, column: str) -> list[Any]:
-    """Return the fields of a struct as arrays."""
     return [array.to_numpy() for array in table[column].combine_chunks().flatten()]
 
 

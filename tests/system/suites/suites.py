@@ -97,7 +97,6 @@ def run(suites: Sequence[str], home: Path, directory: Path) -> dict[str, dict[st
 
 
 def _settings() -> dict[str, str]:
-    """Return the settings of `configure`, and those that suites need on top."""
     builder = SparkSession.Builder()
     spark_statestore.configure(builder)
     settings = {key: str(value) for key, value in builder._options.items() if key not in _SHIPPED}

@@ -54,7 +54,6 @@ class Matrix:
             self._first_halves[minor, result["case"], result["format"]] = result
 
     def feed_the_rest(self) -> None:
-        """Add the input of the second half."""
         for name in SCHEMAS:
             write_input(self._directory / "input", name, range(len(WRITTEN), len(WRITTEN + CONTINUED)))
 
@@ -93,7 +92,6 @@ class Matrix:
 
 
 def run(minor: str, jobs: Sequence[Mapping[str, Any]], directory: Path) -> list[Result]:
-    """Run jobs in a process with that Spark."""
     stem = directory / f"{len(list(directory.glob('*.json')))}-{minor}"
     jobs_file, results_file = Path(f"{stem}-jobs.json"), Path(f"{stem}-results.json")
     jobs_file.write_text(json.dumps(jobs))

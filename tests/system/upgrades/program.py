@@ -35,7 +35,6 @@ _python_starts = threading.Lock()
 
 
 def main(jobs: Path, results: Path) -> None:
-    """Run all jobs."""
     with tempfile.TemporaryDirectory() as scratch:
         builder = local_builder("upgrades", memory="2g")
         builder.config("spark.jars", os.environ["TEST_JAR"])

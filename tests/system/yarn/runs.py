@@ -110,7 +110,6 @@ class Run:
             process.wait()
 
     def backends(self) -> list[psutil.Process]:
-        """Return the backends of the executors."""
         executors = {process.pid for process in self.yarn.processes(EXECUTOR)}
         return [process for process in self.yarn.processes(BACKEND) if process.ppid() in executors]
 
