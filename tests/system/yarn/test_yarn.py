@@ -22,7 +22,7 @@ from tests.support.commands import run as run_program
 from tests.support.paths import ROOT
 from tests.support.s3 import environment_of, new_bucket, s3_service
 from tests.support.services.service import PYSPARK_JARS
-from tests.support.services.yarn import Yarn
+from tests.support.services.yarn import Yarn, yarn
 from tests.system.yarn.program import QUERIES
 from tests.system.yarn.runs import PROGRAM, Run, merged_files
 
@@ -32,6 +32,12 @@ SPARK_HOME = PYSPARK_JARS.parent
 
 SHIPPED = "./environment/bin/python"
 """Interpreter of the environment that the page ships, in a container."""
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Yarn]:
+    with yarn() as running:
+        yield running
 
 
 @pytest.mark.parametrize("storage", ["files", "s3"])
