@@ -4,10 +4,9 @@
 
 The only argument is a JSON object: ``root`` (a directory), ``keys``, ``fills`` (batches that put all keys),
 ``updates`` (events of each later batch), ``first`` and ``last`` (numbers of the batches of this run; the end
-is exclusive), ``memory`` of the driver, ``local`` (Spark's local directory), ``copies`` (the option
-``localRecovery``, ``off`` by default), ``kill`` (whether both processes are killed in the batch ``last``),
-``cached`` (rows of a table that is cached after the fills, 0 for none, the default), and ``sorts`` (whether
-that table is cached at the start, and sorted all the time).
+is exclusive), ``memory`` of the driver, ``local`` (Spark's local directory), ``kill`` (whether both processes
+are killed in the batch ``last``), ``cached`` (rows of a table that is cached after the fills, 0 for none, the
+default), and ``sorts`` (whether that table is cached at the start, and sorted all the time).
 """
 
 import gc
@@ -58,7 +57,7 @@ def main():
     builder.config("spark.sql.streaming.stateStore.maintenanceInterval", "10s")
     builder.config("spark.local.dir", arguments["local"])
     builder.config("spark.sql.streaming.minBatchesToRetain", "10")
-    spark = spark_statestore.configure(builder, localRecovery=arguments.get("copies", "off")).getOrCreate()
+    spark = spark_statestore.configure(builder, localRecovery="off").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     started = time.monotonic()
     query = start(spark, watched, f"{arguments['root']}/checkpoint")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from tests.system.soak.program import growth
 from tests.system.soak.recording import draw, events_of, record
 
-BATCHES = int(os.environ.get("SOAK_BATCHES", "10000"))
+BATCHES = 10_000
 SAMPLES = 50
 
 # Allowed growth between the first half of the samples and the last quarter: memory that a collector or an
