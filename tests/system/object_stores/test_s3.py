@@ -14,6 +14,7 @@ from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName
 from spark_statestore.store.cleanup import discard_versions
 from spark_statestore.testing import FileSystemTests
+from tests.support.contracts.snapshots import SnapshotTests
 from tests.support.contracts.storages_by_kind import FsCheckpointStorageTests
 from tests.support.contracts.streams_by_kind import FsCheckpointStreamTests
 from tests.support.machines.streams import run_stream_machine_at
@@ -98,6 +99,10 @@ class TestS3Streams(S3, FsCheckpointStreamTests):
 
 
 class TestS3Storage(S3, FsCheckpointStorageTests):
+    pass
+
+
+class TestS3Snapshots(S3, SnapshotTests):
     pass
 
 
