@@ -182,32 +182,31 @@ def transformed_in_python(events: DataFrame) -> DataFrame:
     return events.groupBy("user").transformWithState(Processor(), columns, "update", "none")
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """A query, and Spark's error condition for it; the other parameters are those of `RealTimeQuery`."""
-
-    build: Callable[..., DataFrame]
-    condition: str
-    mode: str = "update"
-    settings: Mapping[str, str] = field(default_factory=dict)
-    sources: int = 1
-
-
 NOT_IN_LIST = "STREAMING_REAL_TIME_MODE.OPERATOR_OR_SINK_NOT_IN_ALLOWLIST"
 
-REFUSED = {
-    "append mode": Refusal(deduplicated, "STREAMING_REAL_TIME_MODE.OUTPUT_MODE_NOT_SUPPORTED", "append"),
-    "complete mode": Refusal(counted, "STREAMING_REAL_TIME_MODE.OUTPUT_MODE_NOT_SUPPORTED", "complete"),
-    "join": Refusal(joined, NOT_IN_LIST, sources=2),
-    "dropDuplicatesWithinWatermark": Refusal(deduplicated_within_watermark, NOT_IN_LIST),
-    "applyInPandasWithState": Refusal(grouped, NOT_IN_LIST),
+# The condition of Spark's error, and the parameters of the query. Scala's transformWithState is in
+# tests/spark/test_real_time.py.
+REFUSED: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "append mode": (
+        "STREAMING_REAL_TIME_MODE.OUTPUT_MODE_NOT_SUPPORTED",
+        {"build": deduplicated, "mode": "append"},
+    ),
+    "complete mode": (
+        "STREAMING_REAL_TIME_MODE.OUTPUT_MODE_NOT_SUPPORTED",
+        {"build": counted, "mode": "complete"},
+    ),
+    "join": (NOT_IN_LIST, {"build": joined, "sources": 2}),
+    "dropDuplicatesWithinWatermark": (NOT_IN_LIST, {"build": deduplicated_within_watermark}),
+    "applyInPandasWithState": (NOT_IN_LIST, {"build": grouped}),
     # Spark writes no metadata of this operator for a real-time query, and requires it; on its RocksDB store
     # too.
-    "transformWithState in Python": Refusal(
-        transformed_in_python, "STDS_FAILED_TO_READ_OPERATOR_METADATA", settings={ALLOWLIST: "false"}
+    "transformWithState in Python": (
+        "STDS_FAILED_TO_READ_OPERATOR_METADATA",
+        {"build": transformed_in_python, "settings": {ALLOWLIST: "false"}},
     ),
-    "more partitions than slots": Refusal(
-        counted, "CONCURRENT_SCHEDULER_INSUFFICIENT_SLOT", settings={"spark.sql.shuffle.partitions": "8"}
+    "more partitions than slots": (
+        "CONCURRENT_SCHEDULER_INSUFFICIENT_SLOT",
+        {"build": counted, "settings": {"spark.sql.shuffle.partitions": "8"}},
     ),
 }
 
@@ -247,13 +246,10 @@ def test_real_time_query_from_kafka_to_kafka_equals_the_batch_answer(
 def test_refused_real_time_query_fails_before_it_has_state(
     spark: Any, broker: Broker, tmp_path: Path, reason: str
 ) -> None:
-    refused = REFUSED[reason]
+    condition, parameters = REFUSED[reason]
     topics = Topics.new(broker.servers)
     feed(spark, topics, seed=1, count=10)
-    query = RealTimeQuery(
-        spark, topics, tmp_path / "checkpoint", refused.build, refused.mode, refused.settings, refused.sources
-    )
-    condition = re.escape(f"[{refused.condition}]")
-    with pytest.raises(PySparkException, match=condition), query.running(2) as running:
+    query = RealTimeQuery(spark, topics, tmp_path / "checkpoint", **parameters)
+    with pytest.raises(PySparkException, match=re.escape(f"[{condition}]")), query.running(2) as running:
         wait(running, lambda: query.committed() > 0)
     assert not list(query.checkpoint.glob("state/*/*/chk-*"))
