@@ -47,9 +47,7 @@ def local_builder(
         "spark.driver.host": "127.0.0.1",
         "spark.sql.shuffle.partitions": "2",
     }
-    for key, value in settings.items():
-        builder.config(key, value)
-    return builder
+    return builder.config(map=settings)
 
 
 def _drop_hadoop_defaults(session: Any) -> None:

@@ -59,8 +59,7 @@ def session(arguments):
         "spark.sql.streaming.pollingDelay": "500ms",
         f"{PREFIX}maintenanceInterval": "1h",
     }
-    for key, value in (settings | arguments.get("confs", {})).items():
-        builder.config(key, str(value))
+    builder.config(map=settings | arguments.get("confs", {}))
     Path(arguments["events"]).mkdir(parents=True, exist_ok=True)
     spark = spark_statestore.configure(builder).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")

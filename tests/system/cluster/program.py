@@ -30,8 +30,7 @@ def main() -> None:
     arguments = json.loads(sys.argv[1])
     directory = Path(arguments["directory"])
     builder = local_builder("cluster", memory="512m", master=arguments["master"])
-    for key, value in arguments["confs"].items():
-        builder.config(key, value)
+    builder.config(map=arguments["confs"])
     spark_statestore.configure(builder, **arguments["options"])
     spark = builder.getOrCreate()
     # Executors cannot import this module.

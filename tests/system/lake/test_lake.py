@@ -67,8 +67,7 @@ def spark(built: Path, lake: dict[str, str]) -> Iterator[Any]:
     """Start a session with the formats, configured for this store."""
     # Delta Lake needs a file system of core-default.xml.
     builder = local_builder("lake-tests", memory="1g", with_hadoop_defaults=True)
-    for key, value in lake.items():
-        builder.config(key, value)
+    builder.config(map=lake)
     builder.config("spark.sql.session.timeZone", "UTC")
     session = spark_statestore.configure(builder).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")

@@ -38,8 +38,7 @@ def main(
         STATE_STORE + "checkpointFormatVersion": checkpoint_format,
         "spark.sql.shuffle.partitions": "2",
     }
-    for key, value in settings.items():
-        builder.config(key, value)
+    builder.config(map=settings)
     spark = spark_statestore.configure(builder).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     loader = spark._jvm.java.lang.Thread.currentThread().getContextClassLoader()

@@ -184,8 +184,7 @@ def main() -> None:
     pools = directory / "pools.xml"
     pools.write_text(POOLS)
     builder = local_builder("queries", memory="2g", master=f"local[{CORES}]")
-    for key, value in (CONFS | {"spark.scheduler.allocation.file": f"file://{pools}"}).items():
-        builder.config(key, value)
+    builder.config(map=CONFS | {"spark.scheduler.allocation.file": f"file://{pools}"})
     spark = spark_statestore.configure(builder).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     queries = [Counting(spark, directory, number) for number in range(arguments["queries"])]

@@ -203,8 +203,7 @@ def main() -> None:
     directory = Path(arguments["directory"])
     os.environ.update(cluster_environment(directory), PYSPARK_PYTHON=sys.executable)
     builder = cluster_builder()
-    for key, value in CONFS.items():
-        builder.config(key, value)
+    builder.config(map=CONFS)
     spark = spark_statestore.configure(builder, commit="batch").getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     moving = Moving(spark, directory)

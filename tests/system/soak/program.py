@@ -36,8 +36,7 @@ def main():
     builder = local_builder("soak", memory=arguments["memory"], master=f"local[{arguments['threads']}]")
     builder.config("spark.sql.streaming.stateStore.maintenanceInterval", "2s")
     builder.config("spark.sql.shuffle.partitions", str(arguments["partitions"]))
-    for key, value in QUIET.items():
-        builder.config(key, value)
+    builder.config(map=QUIET)
     builder.config("spark.sql.streaming.minBatchesToRetain", str(RETAINED))
     spark = spark_statestore.configure(builder).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")

@@ -30,8 +30,7 @@ CONFS = QUIET | {
 def main() -> None:
     arguments = json.loads(sys.argv[1])
     builder = local_builder("runs", memory="1g", master="local[4]")
-    for key, value in CONFS.items():
-        builder.config(key, value)
+    builder.config(map=CONFS)
     spark = spark_statestore.configure(builder).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     start = time.monotonic()

@@ -59,8 +59,7 @@ def main(directory: Path, checkpoints: str, settings: str | None = None) -> None
         # YARN's client would send the checkout's path to the executors.
         os.environ.pop("PYTHONPATH", None)
         builder.master("yarn")
-        for key, value in json.loads(settings).items():
-            builder.config(key, value)
+        builder.config(map=json.loads(settings))
         spark_statestore.configure(builder)
     spark = builder.getOrCreate()
     spark_statestore.attach(spark)
