@@ -1,4 +1,4 @@
-"""The contracts of files, streams and storages on real services, as queries open them."""
+"""The contract of files, and the machines of streams and versions, on real services as queries open them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import pytest
 
 from spark_statestore.files import FileSystem, join, open_file_system, urls
 from spark_statestore.testing import FileSystemTests
-from tests.support.contracts.storages_by_kind import FsCheckpointStorageTests
-from tests.support.contracts.streams_by_kind import FsCheckpointStreamTests
 from tests.support.machines.streams import run_stream_machine_at
 from tests.support.machines.versions import run_version_machine_at
 from tests.support.s3 import S3_WARNINGS
@@ -82,14 +80,6 @@ class TestFiles(OnService, FileSystemTests):
             (status,) = listed
             assert status.modified is not None
             assert abs(status.modified - time.time()) < 300
-
-
-class TestStreams(OnService, FsCheckpointStreamTests):
-    pass
-
-
-class TestStorage(OnService, FsCheckpointStorageTests):
-    pass
 
 
 def test_stream_machine(container: str) -> None:
