@@ -101,6 +101,12 @@ def run(minor: str, jobs: Sequence[Mapping[str, Any]], directory: Path) -> list[
     return results
 
 
+def build_jar(minor: str) -> None:
+    """Build the jar of the test harness for that Spark."""
+    command = [sys.executable, ROOT / "jvm-shim" / "build_shim.py", "--tests"]
+    commands.run(command, env=environment(minor), timeout=_SECONDS)
+
+
 def environment(minor: str) -> dict[str, str]:
     """Return the environment of a process with that Spark."""
     site = site_of(minor)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +11,7 @@ import pytest
 from spark_statestore._version import SUPPORTED_SPARK
 from spark_statestore.query import QueryCheckpoint
 from spark_statestore.query.upgrades import obstacles_by_spark
-from tests.support.paths import ROOT
-from tests.system.upgrades.matrix import FORMATS, Cell, Matrix, Result, environment, site_of
+from tests.system.upgrades.matrix import FORMATS, Cell, Matrix, Result, build_jar, site_of
 
 # Twelve minutes, with each minor of Spark.
 pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(3600)]
@@ -48,8 +45,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
         site = site_of(minor)
         if site is not None and not (site / "pyspark").exists():
             pytest.skip(f"Spark {minor} is not installed in {site}: make test-spark SPARK={minor}")
-        build = [sys.executable, str(ROOT / "jvm-shim" / "build_shim.py"), "--tests"]
-        subprocess.run(build, env=environment(minor), check=True)
+        build_jar(minor)
     matrix = Matrix(tmp_path_factory.mktemp("upgrades"))
     for minor in SUPPORTED_SPARK:
         matrix.write(minor)

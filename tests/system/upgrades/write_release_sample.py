@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,9 +17,8 @@ from typing import Any
 from spark_statestore import __version__, read_state, savepoint
 from spark_statestore._version import SUPPORTED_SPARK
 from spark_statestore.query import QueryCheckpoint
-from tests.support.paths import ROOT
 from tests.system.upgrades.cases import CASES, CONTINUED, WRITTEN, write_input
-from tests.system.upgrades.matrix import FORMATS, environment, run
+from tests.system.upgrades.matrix import FORMATS, build_jar, run
 
 SAMPLES = Path(__file__).parent / "releases"
 QUERIES = ("aggregation, update mode", "outer join", "applyInPandasWithState, event time")
@@ -77,9 +74,7 @@ def write(directory: Path) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Write the sample's archive, and beside it what a later release has to find."""
-    oldest = environment(SUPPORTED_SPARK[0])
-    build = [sys.executable, str(ROOT / "jvm-shim" / "build_shim.py"), "--tests"]
-    subprocess.run(build, env=oldest, check=True)
+    build_jar(SUPPORTED_SPARK[0])
     with tempfile.TemporaryDirectory() as directory:
         queries = write(Path(directory))
         shutil.make_archive(str(SAMPLES / __version__), "xztar", directory)
