@@ -1,6 +1,7 @@
 """Program that prints the pods that Spark would submit to Kubernetes for settings, without a cluster.
 
-Its input is a list of settings as JSON, its output a list with the driver, an executor and its volume claims.
+Its only argument is a list of settings as JSON, its output a list with the driver, an executor and its
+volume claims.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def items(collection: Any) -> Iterator[Any]:
 def main() -> None:
     gateway = launch_gateway()
     builder = PodBuilder(gateway)
-    print(json.dumps([builder.build(settings) for settings in json.load(sys.stdin)]))
+    print(json.dumps([builder.build(settings) for settings in json.loads(sys.argv[1])]))
     gateway.shutdown()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 import yaml
 
 from spark_statestore._version import SUPPORTED_SPARK, minor_of
+from tests.support.commands import run
 from tests.support.paths import ROOT
 from tests.system.examples.test_conf import settings
 from tests.system.packaging.pods import PROGRAM
@@ -113,12 +113,8 @@ def memory(pod: dict[str, Any]) -> int:
 def pods() -> list[dict[str, Any]]:
     """Return the pods of the settings, and of the same with Spark's default of the overhead."""
     default = {key: value for key, value in SETTINGS.items() if not key.endswith(".memoryOverhead")}
-    program = [sys.executable, "-m", "tests.system.packaging.pods"]
-    result = subprocess.run(
-        program, input=json.dumps([SETTINGS, default]), cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    built: list[dict[str, Any]] = json.loads(result.stdout)
+    program = [sys.executable, "-m", "tests.system.packaging.pods", json.dumps([SETTINGS, default])]
+    built: list[dict[str, Any]] = json.loads(run(program, cwd=ROOT).stdout)
     return built
 
 
