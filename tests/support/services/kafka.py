@@ -6,10 +6,8 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +19,9 @@ from tests.support.services.service import (
     ServiceUnavailableError,
     fetched,
     free_port,
+    listens,
     maven_jars,
+    running,
 )
 
 VERSION: Final = "4.1.2"
@@ -31,7 +31,8 @@ CONNECTOR_VERSION: Final = "4.2.0"
 
 _SLF4J: Final = "1.7.36"
 
-_LOG_CHARACTERS: Final = 4000
+# Without the options of Spark's JVMs in tests.
+_ENVIRONMENT: Final = {"JDK_JAVA_OPTIONS": ""}
 
 # What must be set for one node, on the loopback alone.
 _PROPERTIES: Final = """\
@@ -84,21 +85,23 @@ def connector() -> Path:
 class Broker:
     """A broker that can be stopped and started again, with its topics.
 
-    Its jars are in `home`, its data and log in `directory`.
+    Its jars are in `home`, its data in `directory`.
     """
 
     def __init__(self, home: Path, directory: Path) -> None:
-        self._classes = f"{home}/*"
+        options = ["-Xmx384m", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
+        self._java = ["java", *options, "-cp", f"{home}/*"]
         self._directory = directory
-        self._log = directory / "server.log"
         self._process: subprocess.Popen[bytes] | None = None
+        self._running = contextlib.ExitStack()
         self._port = free_port()
         self._properties = directory / "server.properties"
         self._properties.write_text(
             _PROPERTIES.format(port=self._port, controller_port=free_port(), logs=directory / "data")
         )
-        cluster_id = uuid.uuid4().hex[:22]
-        self._run("kafka.tools.StorageTool", "format", "--standalone", "--cluster-id", cluster_id)
+        cluster = ("--standalone", "--cluster-id", uuid.uuid4().hex[:22], "--config", str(self._properties))
+        command = [*self._java, "kafka.tools.StorageTool", "format", *cluster]
+        run(command, env=os.environ | _ENVIRONMENT, timeout=START_SECONDS)
         self.start()
 
     @property
@@ -108,52 +111,19 @@ class Broker:
 
     def start(self) -> None:
         """Start it unless it runs, and wait until it accepts connections."""
-        if self._process is not None:
-            return
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*self._java(), "kafka.Kafka", str(self._properties)],
-                env=self._environment(),
-                cwd=self._directory,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+        if self._process is None:
+            command = [*self._java, "kafka.Kafka", str(self._properties)]
+            broker = running(
+                "Kafka", command, lambda: listens(self._port), _ENVIRONMENT, directory=self._directory
             )
-        deadline = time.monotonic() + START_SECONDS
-        while not self._is_ready():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(
-                    f"Kafka is not ready; its log:\n{self._log.read_text()[-_LOG_CHARACTERS:]}"
-                )
-            time.sleep(0.1)
+            self._process = self._running.enter_context(broker)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         """End it with a signal; it can be started again."""
         if self._process is not None:
             self._process.send_signal(number)
-            try:
-                self._process.wait(30)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            self._running.close()
             self._process = None
-
-    def _is_ready(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self._port)) == 0
-
-    def _run(self, *arguments: str) -> None:
-        command = [*self._java(), *arguments, "--config", str(self._properties)]
-        run(command, env=self._environment(), timeout=START_SECONDS)
-
-    def _java(self) -> list[str]:
-        options = ["-Xmx384m", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
-        return ["java", *options, "-cp", self._classes]
-
-    @staticmethod
-    def _environment() -> dict[str, str]:
-        # Options of Spark's JVMs in tests.
-        return os.environ | {"JDK_JAVA_OPTIONS": ""}
 
 
 @contextlib.contextmanager

@@ -163,6 +163,12 @@ def free_port(address: str = "127.0.0.1") -> int:
     return port
 
 
+def listens(port: int, address: str = "127.0.0.1") -> bool:
+    """Return whether a process listens on a port of an address, by default of the loopback."""
+    with socket.socket() as probe:
+        return probe.connect_ex((address, port)) == 0
+
+
 def answers(url: str) -> bool:
     """Return whether a server answers a request, with whatever status below 500."""
     try:
@@ -184,8 +190,8 @@ def running(
     *,
     directory: Path | None = None,
     seconds: float = START_SECONDS,
-) -> Iterator[None]:
-    """Run a server for as long as the context; it has to be ready in time.
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a server for as long as the context, and yield its process; it has to be ready in time.
 
     It is in the caller's process group, so that signals to the group reach both.
     """
@@ -210,7 +216,7 @@ def running(
                 )
                 log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_CHARACTERS))
                 raise RuntimeError(f"{name} {failure}; its log:\n{log.read().decode(errors='replace')}")
-            yield
+            yield process
         finally:
             process.terminate()
             try:

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ import psutil
 import pyspark
 
 from tests.spark.counting import ROOT, is_gone, runs, wait_until
-from tests.support.services.service import free_port
+from tests.support.services.service import free_port, listens
 from tests.system.cluster.hosts import Host
 
 HOME = Path(pyspark.__file__).parent
@@ -56,7 +55,7 @@ class Cluster:
         self.url = f"spark://{self._driver.address}:{port}"
         try:
             self._start("master", self._driver, "master.Master", "--port", str(port))
-            assert wait_until(lambda: _listens(self._driver.address, port), 60), "the master does not start"
+            assert wait_until(lambda: listens(port, self._driver.address), 60), "the master does not start"
             self.workers = [self._start_worker(number) for number in range(len(self._hosts))]
         except BaseException:
             self.__exit__()
@@ -243,9 +242,3 @@ def until(condition: Callable[[], bool], seconds: float) -> bool:
             return True
         time.sleep(0.1)
     return condition()
-
-
-def _listens(address: str, port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=1):
-        return True
-    return False

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import socket
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +16,9 @@ import pyspark
 import pytest
 
 import spark_statestore
-from tests.spark.counting import wait_until
 from tests.support.commands import run
 from tests.support.paths import ROOT
-from tests.support.services.service import free_port
+from tests.support.services.service import free_port, listens, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("built"), pytest.mark.timeout(400)]
 
@@ -39,40 +34,22 @@ CLOSING = (1000, "closing", 10**6)
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Run a server as `conf/` configures it, and return its address."""
     port = free_port()
+    command = [
+        str(Path(pyspark.__file__).parent / "bin" / "spark-submit"),
+        *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
+        *("--properties-file", str(ROOT / "conf" / "spark-defaults-local.conf")),
+        *("--jars", spark_statestore.jar_path()),
+        *("--master", "local[2]", "--driver-memory", "1g"),
+        *("--conf", "spark.sql.shuffle.partitions=2"),
+        *("--conf", "spark.sql.session.timeZone=UTC"),
+        *("--conf", "spark.ui.enabled=false"),
+        *("--conf", "spark.connect.grpc.binding.address=127.0.0.1"),
+        *("--conf", f"spark.connect.grpc.binding.port={port}"),
+    ]
+    environment = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     directory = tmp_path_factory.mktemp("server")
-    log = directory / "log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [
-                str(Path(pyspark.__file__).parent / "bin" / "spark-submit"),
-                *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
-                *("--properties-file", str(ROOT / "conf" / "spark-defaults-local.conf")),
-                *("--jars", spark_statestore.jar_path()),
-                *("--master", "local[2]", "--driver-memory", "1g"),
-                *("--conf", "spark.sql.shuffle.partitions=2"),
-                *("--conf", "spark.sql.session.timeZone=UTC"),
-                *("--conf", "spark.ui.enabled=false"),
-                *("--conf", "spark.connect.grpc.binding.address=127.0.0.1"),
-                *("--conf", f"spark.connect.grpc.binding.port={port}"),
-            ],
-            cwd=directory,
-            env=os.environ | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-    def listens() -> bool:
-        assert process.poll() is None, log.read_text()[-5000:]
-        with closing(socket.socket()) as client:
-            return client.connect_ex(("127.0.0.1", port)) == 0
-
-    try:
-        assert wait_until(listens, 90), log.read_text()[-5000:]
+    with running("Spark Connect", command, lambda: listens(port), environment, directory=directory):
         yield f"sc://127.0.0.1:{port}"
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 @pytest.fixture(scope="module")
