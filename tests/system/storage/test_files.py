@@ -20,9 +20,7 @@ pytestmark = [
 ]
 
 
-class OnService:
-    """Files of a service, opened by URL."""
-
+class TestFiles(FileSystemTests):
     examples = 5
 
     @pytest.fixture(autouse=True)
@@ -48,8 +46,6 @@ class OnService:
     def directory(self, container: str) -> str:
         return open_file_system(container + "/state")[1]
 
-
-class TestFiles(OnService, FileSystemTests):
     @pytest.mark.parametrize("replaces", [False, True], ids=["create", "replace"])
     def test_file_appears_whole(self, files: FileSystem, root: str, replaces: bool) -> None:
         path, old, new = join(root, "file"), b"", bytes(20_000_000)
