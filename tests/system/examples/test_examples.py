@@ -142,8 +142,9 @@ PROGRAM = Path(__file__).parent / "programs" / "run_examples.py"
 # A kill of the driver needs drivers of its own.
 ALONE = {"operator_state.py"}
 
-# Left to make soak: they take half of the time. Others also keep operator state, convert, and write state.
-LONG = {"operator_state.py", "move_out.py", "change_a_query.py"}
+# Left to make soak: they take half of the time. Others also keep operator state, convert, and write state,
+# and the notebook rolls a query back.
+LONG = {"operator_state.py", "move_out.py", "change_a_query.py", "roll_back.py"}
 
 
 def lines_of(
