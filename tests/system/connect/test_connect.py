@@ -20,7 +20,7 @@ from tests.support.commands import run
 from tests.support.paths import ROOT
 from tests.support.services.service import free_port, listens, running
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("built"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("built")]
 
 CLIENT = Path(__file__).with_name("client.py")
 
@@ -68,7 +68,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def answers(server: str, work: Path) -> dict[str, dict[str, Any]]:
     """Return what the client prints, which resumes every query with more events."""
     environment = {key: value for key, value in os.environ.items() if key != "SPARK_HOME"}
-    result = run([sys.executable, CLIENT, server, work], env=environment | {"PYTHONPATH": str(ROOT)})
+    command = [sys.executable, CLIENT, server, work]
+    result = run(command, env=environment | {"PYTHONPATH": str(ROOT)}, timeout=500)
     lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
     return {line["name"]: line for line in lines}
 
