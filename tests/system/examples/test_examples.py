@@ -119,20 +119,16 @@ OUTPUT_TWICE = {
     "foreach_batch.py": (["ann 70", "bob 75"], ["ann 140", "bob 150"]),
 }
 
-# Programs that read an example's checkpoint after two runs, without Spark.
-READ = {
-    "word_count.py": (
-        "read_state.py",
-        [
-            "state: key struct<word: string>, value struct<count: int64>, partition_id int32",
-            "pandas: 9 words, the longest one is brown",
-            "duckdb: the 6, brown 2, dog 2",
-            "in pieces: 22 words were counted",
-            "batch 1 changed brown: 1 to 2",
-            "batch 1 changed dog: 1 to 2",
-        ],
-    ),
-}
+# It reads the checkpoint of word_count.py after two runs, without Spark.
+READER = "read_state.py"
+STATE = [
+    "state: key struct<word: string>, value struct<count: int64>, partition_id int32",
+    "pandas: 9 words, the longest one is brown",
+    "duckdb: the 6, brown 2, dog 2",
+    "in pieces: 22 words were counted",
+    "batch 1 changed brown: 1 to 2",
+    "batch 1 changed dog: 1 to 2",
+]
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("built")]
 
@@ -182,18 +178,15 @@ def printed(
         lines_by_name.setdefault(name, []).append(lines)
     for name in ALONE - skipped:
         lines_by_name[name] = lines_of([(name, directories[name], [])], temporary / name)
-    for name, (reader, _) in READ.items():
-        without = without_spark(directories[name])
-        lines_by_name[reader] = lines_of(
-            [(reader, directories[name], ["work/checkpoint"])], temporary / reader, without
-        )
+    directory = directories["word_count.py"]
+    runs = [(READER, directory, ["work/checkpoint"])]
+    lines_by_name[READER] = lines_of(runs, temporary / READER, without_spark(directory))
     return lines_by_name
 
 
 def test_every_small_example_is_tested():
-    assert {
-        path.name for path in EXAMPLES.glob("*.py")
-    } - NOT_SMALL == OUTPUT.keys() | OUTPUT_TWICE.keys() | {reader for reader, _ in READ.values()}
+    small = {path.name for path in EXAMPLES.glob("*.py")} - NOT_SMALL
+    assert small == {*OUTPUT, *OUTPUT_TWICE, READER}
 
 
 def test_readme_lists_every_example():
@@ -215,10 +208,8 @@ def test_example_resumes_with_the_same_directory(printed: dict[str, list[list[st
     assert printed[example] == list(OUTPUT_TWICE[example])
 
 
-@pytest.mark.parametrize("example", READ)
-def test_state_of_an_example_is_read_without_spark(printed: dict[str, list[list[str]]], example: str):
-    reader, expected = READ[example]
-    assert printed[reader] == [expected]
+def test_state_of_an_example_is_read_without_spark(printed: dict[str, list[list[str]]]):
+    assert printed[READER] == [STATE]
 
 
 def without_spark(directory: Path) -> Path:

@@ -29,19 +29,19 @@ def test_killed_queries_resume_from_s3(
     checkpoint_format: int,
     queries: Sequence[str],
 ) -> None:
-    whole, killed = tmp_path / "whole.jsonl", tmp_path / "killed.jsonl"
+    reference, output = tmp_path / "reference.jsonl", tmp_path / "output.jsonl"
     runs = Runs(tmp_path / "input", queries, checkpoint_format)
     runs.write_input(range(4))
-    runs.finish(f"s3://{bucket}/whole", whole)
-    expected = outputs(whole)
+    runs.finish(f"s3://{bucket}/reference", reference)
+    expected = outputs(reference)
     assert {name for name, _ in expected} == set(queries)
     # The directories of a new checkpoint do not exist on an object store, so Spark does not list them, and
     # the first run of a query publishes the commits of a batch together.
-    objects = list_objects(f"{bucket}/whole/0/state")
+    objects = list_objects(f"{bucket}/reference/0/state")
     assert any("/_merged/" in path for path in objects)
     # The first version of each store has a file of its own, see `commit_version`.
-    separate = [path.partition("/chk-")[0] for path in objects if path.endswith("/_metadata")]
-    assert len(separate) == len(set(separate)) >= 2
+    metadata = [path.partition("/chk-")[0] for path in objects if path.endswith("/_metadata")]
+    assert len(metadata) == len(set(metadata)) >= 2
     # Killed after the query's first batch. A query killed between its source's log and the log of offsets
     # would take two inputs into one batch, so there is one.
     runs = Runs(tmp_path / "later-input", queries, checkpoint_format)
@@ -49,9 +49,9 @@ def test_killed_queries_resume_from_s3(
     url = f"s3://{bucket}/killed"
     for query in queries:
         runs.kill(
-            url, killed, lambda rows_by_batch, query=query: any(name == query for name, _ in rows_by_batch)
+            url, output, lambda rows_by_batch, query=query: any(name == query for name, _ in rows_by_batch)
         )
     runs.write_input(range(1, 4))
-    runs.finish(url, killed)
-    assert outputs(killed) == expected
+    runs.finish(url, output)
+    assert outputs(output) == expected
     assert list_objects(f"{bucket}/killed/0/commits")
