@@ -36,8 +36,11 @@ START_SECONDS: Final = 120
 _LOG_CHARACTERS: Final = 4000
 
 
-class ServiceUnavailableError(pytest.skip.Exception):
-    """A service cannot be fetched here; the message says why, and a test that needs it is skipped."""
+class ServiceUnavailableError(pytest.skip.Exception, Exception):
+    """A service cannot be fetched here; the message says why.
+
+    A test that needs it is skipped. To benchmarks it is an error as any other.
+    """
 
 
 @dataclass(frozen=True)
