@@ -116,7 +116,7 @@ SUITES_SPARK := 4.2
 test-suites: $(READY) .spark/$(SUITES_SPARK)/.ready ## run Spark's own test suites with this store: SUITES=all
 	FETCH_SECONDS=$(FETCH_SECONDS) $(PY) -m tests.support.services.fetch spark-suites
 	FETCH_SECONDS=0 $(call with_spark,$(SUITES_SPARK)) $(PY) -m pytest \
-	  -m 'suites$(if $(filter all,$(SUITES)),, and not soak)' tests/system/suites
+	  -m 'suites and $(if $(filter all,$(SUITES)),(soak or not soak),not soak)' tests/system/suites
 
 # The newest one that both Delta Lake and Iceberg have releases for.
 LAKE_SPARK := 4.1
