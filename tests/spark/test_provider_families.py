@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from typing import Any
 
 import pytest
 
@@ -22,12 +20,8 @@ from tests.spark.families import (
     value,
 )
 from tests.spark.harness import Family, Open, Store
-from tests.support.spark_versions import since
 
 pytestmark = pytest.mark.first
-
-timestamp_keys = since("4.2", "keys that are ordered by a timestamp")
-
 
 # Families belong to a version
 
@@ -53,28 +47,6 @@ def test_version_has_exactly_its_families(instance: Open) -> None:
             names.append(read_store.families())
             read_store.release()
         assert names == [{"default", "lists"}, {"default", "maps", "lists"}, {"default", "maps"}, {"default"}]
-
-
-def test_removed_family_stays_removed(instance: Open) -> None:
-    # So much other data that its rows stay in the chain from which a version is read.
-    options = {"backend__compression": "none", "minDeltasForSnapshot": "100"}
-    provider = instance(**options)
-    store = created(provider.open(0), MAPS, LISTS)
-    script = store.script()
-    for i in range(20):
-        script.put(("filling", i), value(i, 5_000))
-        script.put(("a", i), value(i), "maps")
-    script.run()
-    store.commit()
-    store = created(provider.open(1), MAPS, LISTS)
-    assert store.remove_family("maps")
-    assert store.commit() == 2
-    store = created(instance(**options).open(2), MAPS)
-    assert store.rows("maps") == []
-    store.put(A, value(1), "maps")
-    store.commit()
-    store = created(instance(**options).open(3), MAPS)
-    assert store.rows("maps") == [(A, value(1))]
 
 
 @ours_alone
@@ -246,36 +218,6 @@ def test_reusable_iterator_sees_writes_before_each_seek(store: Store) -> None:
     iterator.close()
 
 
-def test_alternating_threads_see_each_others_writes(instance: Open) -> None:
-    provider = instance()
-    provider.begin_task()
-    store = provider.open(0)
-    results: list[Any] = []
-
-    def state_server() -> None:
-        created(store, LISTS, TIMES)
-        for i in range(50):
-            store.merge(A, value(i), "lists")
-            store.put((i, "a"), value(i), "times")
-        results.append(len(store.values(A, "lists")))
-
-    def state_server_again() -> None:
-        results.append(numbers(store.rows("times")))
-        store.merge(A, value(50), "lists")
-
-    for work in (state_server, state_server_again):
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-        for (at, who), _ in store.range_rows((0, ""), (49, ""), "times"):
-            store.remove((at, who), "times")
-    assert results == [50, [49]]
-    assert len(store.values(A, "lists")) == 51
-    store.commit()
-    provider.end_task()
-    assert numbers(created(instance().open(1), LISTS, TIMES).rows("times")) == [49]
-
-
 @ours_alone
 def test_open_stores_end_with_their_task(instance: Open) -> None:
     provider = instance()
@@ -342,15 +284,15 @@ def test_merge_time_is_independent_of_list_length(instance: Open) -> None:
         script.run()
         return time.perf_counter() - started
 
-    append(10_000)
-    short = append(10_000)
-    append(70_000)
+    append(5_000)
+    short = append(5_000)
+    append(35_000)
     # The same number of appends to a list that is nine times as long.
-    assert append(10_000) < 5 * short + 1
+    assert append(5_000) < 5 * short + 1
     started = time.perf_counter()
     store.commit()
     assert time.perf_counter() - started < 20
     assert store.metrics["numKeys"] == 1
     values = created(instance().open(1), LISTS).values(A, "lists")
-    assert len(values) == 100_000
-    assert [row[0] for row in values[90_000:]] == list(range(10_000))
+    assert len(values) == 50_000
+    assert [row[0] for row in values[45_000:]] == list(range(5_000))

@@ -417,7 +417,7 @@ ROCKSDB_SETTINGS = {
         pytest.param(HASH, False, 1, {}, id="hash-v1", marks=pytest.mark.first),
         pytest.param(RANGE, True, 2, {}, id="range-v2"),
         pytest.param(POSTFIX, True, 2, {}, id="postfix-v2"),
-        pytest.param(RANGE, False, 1, MEMORY, id="memory-v1"),
+        pytest.param(RANGE, False, 1, MEMORY, id="memory-v1", marks=pytest.mark.soak),
         pytest.param(HASH, False, 2, MEMORY, id="memory-v2", marks=pytest.mark.soak),
     ],
 )
@@ -427,7 +427,7 @@ def test_families_equal_sorted_dicts(
     key, spec = default
     run_machine(
         FamiliesMachine,
-        8,
+        5,
         spark=spark,
         checkpoint_format=checkpoint_format,
         default=Family(key=key, spec=spec, multiple=multiple),
@@ -459,7 +459,7 @@ def test_families_with_runs_equal_sorted_dicts(spark: Any, default: Any, checkpo
     LargeStateMachine.runs = 0
     run_machine(
         LargeStateMachine,
-        6,
+        4,
         spark=spark,
         checkpoint_format=checkpoint_format,
         default=Family(key=default[0], spec=default[1]),

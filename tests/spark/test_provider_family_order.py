@@ -118,16 +118,6 @@ def test_timestamp_order_is_signed(store: Store, family: Family) -> None:
 
 
 @ours_alone
-def test_range_order_supports_any_sequence_of_columns(store: Store) -> None:
-    """Deviates from Spark, which returns such keys with permuted columns."""
-    created(store, Family("mixed", key="a tinyint, b smallint", spec=("range", 1, 0)))
-    for i, key in enumerate([(1, 300), (None, -300), (2, 5), (1, 5)]):
-        store.put(key, value(i), "mixed")
-    assert [key for key, _ in store.rows("mixed")] == [(None, -300), (1, 5), (2, 5), (1, 300)]
-    assert numbers(store.prefix_rows(5, 2, family="mixed")) == [2]
-
-
-@ours_alone
 def test_half_bounded_range_stays_within_its_group(store: Store) -> None:
     created(store, EVENTS)
     for name in "abc":

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.spark.families import LISTS, MAPS, OURS, TIMES, created, ours_alone, value
-from tests.spark.harness import ROCKSDB, Family, Open, Row, Store
+from tests.spark.families import LISTS, MAPS, TIMES, created, ours_alone, value
+from tests.spark.harness import Family, Open, Row, Store
+
+pytestmark = ours_alone
 
 # A range scan of fewer rows reads cached offsets, of more it walks the tree.
 FEW, MANY = 8, 100
@@ -25,11 +27,6 @@ SCANS = [
     (EVENT_LISTS, ("rangeValues", ("a", 0), ("a", MANY))),
     (EXPIRY_LISTS, ("rangeValues", None, None)),
 ]
-
-every_provider = pytest.mark.parametrize("provider_class", [OURS, ROCKSDB], ids=["ours", "rocksdb"])
-every_scan = pytest.mark.parametrize(
-    ("family", "scan"), SCANS, ids=[f"{kind} {family.name}" for family, (kind, *_) in SCANS]
-)
 
 
 def filled(store: Store, family: Family, count: int) -> Store:
@@ -55,20 +52,21 @@ def check(store: Store, family: Family, scan: Any, count: int) -> None:
     iterator.close()
 
 
-@every_provider
-@every_scan
-@pytest.mark.parametrize("count", [FEW, MANY])
+@pytest.mark.parametrize(
+    ("family", "scan"), SCANS, ids=[f"{kind} {family.name}" for family, (kind, *_) in SCANS]
+)
 def test_iterator_returns_each_row_once_if_its_pair_is_overwritten(
-    instance: Open, family: Family, scan: Any, count: int
+    instance: Open, family: Family, scan: Any
 ) -> None:
     provider = instance()
-    store = filled(provider.open(0), family, count)
-    check(store, family, scan, count)
-    store.commit()
-    check(created(provider.open_read(1)), family, scan, count)
+    for version, count in enumerate((FEW, MANY)):
+        store = filled(provider.open(version), family, count)
+        check(store, family, scan, count)
+        store.commit()
+        check(created(provider.open_read(version + 1)), family, scan, count)
+    check(provider.open_replay(1, 2), family, scan, MANY)
 
 
-@every_provider
 def test_reusable_iterator_returns_each_row_once_if_its_pair_is_overwritten(store: Store) -> None:
     filled(store, TIMES, FEW)
     expected = store.rows("times")
@@ -80,18 +78,6 @@ def test_reusable_iterator_returns_each_row_once_if_its_pair_is_overwritten(stor
     iterator.close()
 
 
-@ours_alone
-@every_scan
-def test_replayed_version_returns_each_row_once_if_its_pair_is_overwritten(
-    instance: Open, family: Family, scan: Any
-) -> None:
-    provider = instance()
-    filled(provider.open(0), family, FEW).commit()
-    filled(provider.open(1), family, MANY).commit()
-    check(provider.open_replay(1, 2), family, scan, MANY)
-
-
-@ours_alone
 def test_iterator_pair_is_independent_of_other_reads(store: Store) -> None:
     filled(store, TIMES, FEW)
     expected = store.rows("times")
