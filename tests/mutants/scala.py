@@ -293,7 +293,7 @@ _MAINTENANCE: Final = (
         f"{_PROVIDER}/StoreLocation.scala",
         's"/${id.storeName}"\n',
         '""\n',
-        (f"{_TESTS}/test_storage_options.py::test_stores_of_an_operator_have_directories_of_their_own",),
+        (f"{_TESTS}/test_provider_type.py::test_stores_of_an_operator_have_directories_of_their_own",),
         "The stores of a join are in directories of their own below checkpointsDir.",
     ),
 )

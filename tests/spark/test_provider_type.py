@@ -1,4 +1,4 @@
-"""The provider has the type of Spark's RocksDB provider, which joins of state formats 3 and 4 need."""
+"""The provider has the type of Spark's RocksDB provider, and each store of a join its own directory."""
 
 from __future__ import annotations
 
@@ -9,25 +9,8 @@ import pytest
 
 from tests.spark.counting import Program
 from tests.spark.harness import Provider
+from tests.spark.test_state_table import put
 from tests.support.spark_versions import NEWEST_JOIN_FORMAT
-
-
-def test_stores_of_a_join_are_apart_below_checkpoints_dir(spark: Any, tmp_path: Path) -> None:
-    query = tmp_path / "query"
-    query.mkdir()
-    (query / "metadata").write_text('{"id": "00000000-0000-0000-0000-000000000007"}')
-    names = ("default", "left-keyToNumValues", "right-keyToNumValues")
-
-    def opened(name: str) -> Provider:
-        elsewhere = {"backend__checkpointsDir": f"file:{tmp_path}/elsewhere"}
-        return Provider(spark, f"file:{query}", store=name, **elsewhere)
-
-    for number, name in enumerate(names):
-        store = opened(name).open(0)
-        store.put(("k", 0), (number, name))
-        store.commit()
-    for number, name in enumerate(names):
-        assert opened(name).open(1).rows() == [(("k", 0), (number, name))]
 
 
 @pytest.mark.spark
@@ -45,3 +28,21 @@ def test_join_of_the_newest_format_loads_no_native_library(built: Path, tmp_path
     with Program("newest_join", checkpoint=str(tmp_path), format=newest) as program:
         assert program.next("formats") == [newest]
         assert program.next("rocksdb") == []
+
+
+def test_stores_of_an_operator_have_directories_of_their_own(spark: Any, tmp_path: Path) -> None:
+    # As a join has them.
+    names = ["left-keyToNumValues", "left-keyWithIndexToValue"]
+    (tmp_path / "query").mkdir()
+    (tmp_path / "query/metadata").write_text('{"id":"0b94b1d4-5f3c-4b9c-8b39-0d1b5a1c4b11"}')
+
+    def opened(name: str) -> Provider:
+        return Provider(
+            spark, f"file:{tmp_path}/query", store=name, backend__checkpointsDir=f"file:{tmp_path}/state"
+        )
+
+    for name in names:
+        put(opened(name), 0, {("k", 1): (1, name)})
+    assert [dict(opened(name).open_read(1).rows()) for name in names] == [
+        {("k", 1): (1, name)} for name in names
+    ]
