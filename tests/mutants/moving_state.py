@@ -13,7 +13,7 @@ _LINEAGES: Final = "tests/unit/store/test_lineage.py"
 _SHIM: Final = "jvm-shim/src/main/scala/org/apache/spark/sql/statestore"
 _LATER: Final = "tests/spark/test_later_changes.py"
 _MOVES: Final = "tests/spark/test_partition_moves.py"
-_CLUSTER: Final = "tests/spark/test_rebalance.py::test_state_moves_to_executors_that_join"
+_CLUSTER: Final = "tests/spark/test_partition_moves.py::test_state_moves_to_executors_that_join"
 
 PYTHON: Final = (
     Mutant(

@@ -1,15 +1,19 @@
-"""The choice of the partitions that move, and of their new executors."""
+"""State moves to executors that join: the choice of partitions and executors, and queries on a cluster."""
 
 from __future__ import annotations
 
+import os
+import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from tests.spark.counting import Program, cluster_environment
 from tests.support.effort import EFFORT
 
 EXECUTORS = ["1", "2", "3", "10"]
@@ -42,7 +46,7 @@ def partition_counts(places: list[str | None], executors: list[str]) -> list[int
     return [counts[executor] for executor in executors]
 
 
-@settings(max_examples=200 * EFFORT)
+@settings(max_examples=80 * EFFORT)
 @given(places=places, count=st.integers(1, 4))
 def test_each_executor_gets_its_share(spark: Any, places: list[str | None], count: int) -> None:
     executors = EXECUTORS[:count]
@@ -59,7 +63,7 @@ def test_each_executor_gets_its_share(spark: Any, places: list[str | None], coun
     assert due(spark, moved, executors) == []
 
 
-@settings(max_examples=100 * EFFORT)
+@settings(max_examples=60 * EFFORT)
 @given(places=places, most=st.integers(0, 5), data=st.data())
 def test_moves_are_bounded_and_partitions_that_moved_stay(
     spark: Any, places: list[str | None], most: int, data: st.DataObject
@@ -74,19 +78,54 @@ def test_moves_are_bounded_and_partitions_that_moved_stay(
 
 
 @pytest.mark.parametrize(
-    ("places", "moves"),
+    ("places", "executors", "moves"),
     [
         # Two executors that two more join.
-        (["1", "2"] * 4, 4),
+        (["1", "2"] * 4, EXECUTORS, 4),
         # A fifth of the share, or one partition, is not worth a move.
-        (["1"] * 11 + ["2"] * 9 + ["3"] * 10 + ["10"] * 10, 0),
-        (["1", "1", "2", "3", "10"], 0),
-        ([None] * 8, 0),
+        (["1"] * 11 + ["2"] * 9 + ["3"] * 10 + ["10"] * 10, EXECUTORS, 0),
+        (["1", "1", "2", "3", "10"], EXECUTORS, 0),
+        ([None] * 8, EXECUTORS, 0),
+        (["1", "2"], [], 0),
     ],
 )
-def test_nothing_moves_without_need(spark: Any, places: list[str | None], moves: int) -> None:
-    assert len(due(spark, places, EXECUTORS)) == moves
+def test_nothing_moves_without_need(
+    spark: Any, places: list[str | None], executors: list[str], moves: int
+) -> None:
+    assert len(due(spark, places, executors)) == moves
 
 
-def test_no_executor_gives_no_moves(spark: Any) -> None:
-    assert due(spark, ["1", "2"], []) == []
+@pytest.mark.slow
+def test_state_moves_to_executors_that_join(built: Path, tmp_path: Path) -> None:
+    with Program("rebalance", cluster_environment(tmp_path), checkpoint=str(tmp_path), events=0) as program:
+        assert program.next("two executors") == {"0": [4, 4], "1": [4, 4]}
+
+        after = program.next("four executors")
+        assert after["shares"] == {"0": [2, 2, 2, 2], "1": [2, 2, 2, 2]}
+        # Half of what batches in between had changed, and not the state of five batches.
+        assert 0 < sum(after["loaded"]) < 2 * after["written"]
+
+        assert program.next("three executors") == {"0": [2, 3, 3], "1": [2, 3, 3]}
+
+        # The second one has rebalance=false: the places of its state are not looked at.
+        for name in ("moving", "still"):
+            result = program.next(name)
+            assert (result["places"] == 0) == (name == "still")
+            assert result["rows"] == result["distinct"] == result["expected"]
+        program.next("stopped")
+        program.end()
+
+
+@pytest.mark.soak
+def test_state_is_exact_while_executors_come_and_go(built: Path, tmp_path: Path) -> None:
+    events, seed = 100, int(os.environ.get("CLUSTER_SEED", time.time()))
+    print(f"CLUSTER_SEED={seed}")
+    with Program(
+        "rebalance", cluster_environment(tmp_path), checkpoint=str(tmp_path), events=events, seed=seed
+    ) as program:
+        for _ in range(events):
+            print(program.next("event"))
+        result = program.next("moving")
+        assert result["rows"] == result["distinct"] == result["expected"]
+        program.next("stopped")
+        program.end()
