@@ -12,7 +12,6 @@ import pytest
 from tests.spark import events
 from tests.spark.golden import Recordings
 from tests.spark.queries import OURS, SPARKS, Output, Query, run_with_restarts, unload_all
-from tests.support.spark_versions import NEWEST_READABLE_FORMAT
 
 pytestmark = pytest.mark.slow
 
@@ -42,9 +41,6 @@ def make(
     )
 
 
-# A repeated batch
-
-
 def runs_with_lost_commits(query: Query) -> list[Output]:
     batches = events.batches(5)
     outputs = run_with_restarts(query, [batches[:3]])
@@ -57,35 +53,27 @@ def runs_with_lost_commits(query: Query) -> list[Output]:
     return [*outputs, *run_with_restarts(query, [batches[4:]])]
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize(("name", "checkpoint_format"), [("counts", 1), ("sessions", 2)])
 def test_repeated_batch_has_the_same_result(
     spark: Any, tmp_path: Path, recordings: Recordings, name: str, checkpoint_format: int
 ) -> None:
-    readable = checkpoint_format <= NEWEST_READABLE_FORMAT
-
     def live(provider: str, checkpoint_format: int) -> tuple[list[Output], Counter[str]]:
         query = make(spark, tmp_path / provider, name, provider, checkpoint_format)
-        return runs_with_lost_commits(query), query.state() if readable else Counter()
+        return runs_with_lost_commits(query), query.state()
 
     result = live(OURS, checkpoint_format)
     outputs = result[0]
     assert outputs[2] == outputs[3]
     assert outputs[2], "the batch was run again"
-    recordings.compare(name + " without state" * (not readable), result, lambda: live(SPARKS, 1))
-
-
-# A checkpoint at another place
+    recordings.compare(name, result, lambda: live(SPARKS, 1))
 
 
 def test_query_resumes_from_a_copied_checkpoint(spark: Any, tmp_path: Path, recordings: Recordings) -> None:
     batches = events.batches(4)
-    readable = NEWEST_READABLE_FORMAT == 2
 
     def on_sparks_store() -> tuple[list[Output], Counter[str]]:
         stays = make(spark, tmp_path / "stays", provider=SPARKS)
-        outputs = run_with_restarts(stays, [batches[:3], batches[3:]])
-        return outputs, stays.state() if readable else Counter()
+        return run_with_restarts(stays, [batches[:3], batches[3:]]), stays.state()
 
     moves = make(spark, tmp_path / "moves", checkpoint_format=2)
     outputs = run_with_restarts(moves, [batches[:3]])
@@ -101,9 +89,5 @@ def test_query_resumes_from_a_copied_checkpoint(spark: Any, tmp_path: Path, reco
     # Spark's reader of state cannot handle the blank in the name.
     moves.checkpoint = tmp_path / "elsewhere" / "copy"
     shutil.copytree(copy, moves.checkpoint)
-    name = "copied checkpoint" + " without state" * (not readable)
-    recordings.compare(name, (outputs, moves.state() if readable else Counter()), on_sparks_store)
+    recordings.compare("copied checkpoint", (outputs, moves.state()), on_sparks_store)
     assert not (tmp_path / "moves" / "checkpoint").exists()
-
-
-# A checkpoint of another provider
