@@ -12,10 +12,9 @@ import pytest
 
 import spark_statestore
 from spark_statestore.query import QueryCheckpoint
-from tests.spark.queries import Query, configured
+from tests.spark.queries import Query
 
 EVENTS = pa.schema([("word", pa.string()), ("number", pa.int64())])
-NAME = "<script>alert(1)</script>"
 
 
 def counted_once(events: Any) -> Any:
@@ -31,24 +30,6 @@ def ended(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tupl
     assert stream.awaitTermination(120)
     yield query, stream
     stream.stop()
-
-
-def named(spark: Any, directory: Path, name: str) -> Any:
-    """Start a query with a name, of which no batch has input yet."""
-    (directory / "input").mkdir()
-    with configured(spark, {"spark.sql.streaming.stateStore.providerClass": spark_statestore.PROVIDER_CLASS}):
-        return (
-            spark.readStream.schema("word string")
-            .text(str(directory / "input"))
-            .withColumnRenamed("value", "word")
-            .groupBy("word")
-            .count()
-            .writeStream.queryName(name)
-            .outputMode("complete")
-            .format("noop")
-            .option("checkpointLocation", str(directory / "checkpoint"))
-            .start()
-        )
 
 
 @pytest.mark.spark
@@ -76,7 +57,9 @@ def test_progress_has_the_figures_of_every_batch_and_operator(ended: tuple[Query
 
 
 def test_progress_before_the_first_batch_is_empty(spark: Any, tmp_path: Path, ended: Any) -> None:
-    stream = named(spark, tmp_path, "empty")
+    query = Query(spark, tmp_path, counted_once, "update", EVENTS)
+    query.name = "<script>alert(1)</script>"
+    stream = query.start([], processingTime="1 hour")
     try:
         frame = spark_statestore.progress(stream)
         shown = spark_statestore.StateView(stream)._repr_html_()
@@ -90,6 +73,9 @@ def test_progress_before_the_first_batch_is_empty(spark: Any, tmp_path: Path, en
     assert [name for name in full if name not in custom] == list(frame)
     assert dict(frame.dtypes) == {name: full.dtypes[name] for name in frame}
     assert "no batch" in shown
+    # A name is text, not markup.
+    assert "<b>&lt;script&gt;alert(1)&lt;/script&gt;</b>" in shown
+    assert "<script" not in shown
 
 
 def test_view_shows_the_newest_batch_with_plots(ended: tuple[Query, Any]) -> None:
@@ -102,16 +88,6 @@ def test_view_shows_the_newest_batch_with_plots(ended: tuple[Query, Any]) -> Non
     assert f"({stream.id}) has ended, batch 2 of " in shown
     assert shown.count("<tr>") == len(operators)
     assert 'src="data:image/png;base64,iVBOR' in shown
-
-
-def test_view_escapes_the_name_of_a_query(spark: Any, tmp_path: Path) -> None:
-    stream = named(spark, tmp_path, NAME)
-    try:
-        shown = spark_statestore.StateView(stream)._repr_html_()
-    finally:
-        stream.stop()
-    assert "<b>&lt;script&gt;alert(1)&lt;/script&gt;</b>" in shown
-    assert "<script" not in shown
 
 
 def test_view_without_matplotlib_shows_the_table(
