@@ -19,6 +19,8 @@ from tests.spark.queries import OURS, STATE_STORE, Rows, configured, unload_all
 from tests.spark.test_state_data_source_variables import changes_of, states_of
 from tests.support.spark_versions import NEWEST_READABLE_FORMAT
 
+pytestmark = pytest.mark.slow
+
 CONFS = NO_EMPTY_BATCHES | {STATE_STORE + "rocksdb.changelogCheckpointing.enabled": "true"}
 AVRO = CONFS | {STATE_STORE + "encodingFormat": "avro"}
 
@@ -72,9 +74,9 @@ def query_of(
 @pytest.mark.parametrize(
     ("build", "checkpoint_format"),
     [
-        pytest.param(in_python(NARROW, WIDE, SHORT, ttl=DAY), 1, id="python, TTL", marks=pytest.mark.slow),
+        pytest.param(in_python(NARROW, WIDE, SHORT, ttl=DAY), 1, id="python, TTL"),
         pytest.param(
-            in_scala("narrow", "wide", "short"), 2, id="scala", marks=[pytest.mark.first, pytest.mark.spark]
+            in_scala("narrow", "wide", "short"), 2, id="scala", marks=[pytest.mark.spark, pytest.mark.oldest]
         ),
     ],
 )
@@ -117,7 +119,6 @@ def state_of(query: ProcessorQuery, **options: Any) -> list[dict[str, Any]]:
     return [row.asDict(recursive=True) for row in reader.load(str(query.checkpoint)).collect()]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("variable", VARIABLES)
 def test_data_source_reads_each_batch_with_its_own_schema(
     evolved: list[ProcessorQuery], variable: str
@@ -138,7 +139,6 @@ def test_data_source_reads_each_batch_with_its_own_schema(
     assert ["extra" in text for text in columns] == [False, False, True, True, False]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("variable", VARIABLES)
 def test_change_feed_over_evolutions_leads_to_the_states_of_rocksdb(
     evolved: list[ProcessorQuery], variable: str
@@ -150,92 +150,67 @@ def test_change_feed_over_evolutions_leads_to_the_states_of_rocksdb(
         assert all(own_states)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "checkpoint_format"),
-    # The batch is repeated with the former code, too.
-    [("task fails", 1), pytest.param("batch repeated", 2, marks=pytest.mark.soak), ("former code", 2)],
-)
-def test_interrupted_evolution_changes_no_result(
-    spark: Any, tmp_path: Path, recordings: Recordings, kind: str, checkpoint_format: int
-) -> None:
+def test_interrupted_evolution_changes_no_result(spark: Any, tmp_path: Path, recordings: Recordings) -> None:
     from pyspark.errors import StreamingQueryException
 
-    def live(directory: Path, provider: str, *, interrupted: bool) -> Any:
-        options = {"checkpoint_format": checkpoint_format if provider == OURS else 1}
-        build = in_python(NARROW, LONGER if kind == "former code" else WIDE)
-        query = query_of(spark, directory, build, provider, **options)
+    def live(provider: str, checkpoint_format: int, *, interrupted: bool) -> Any:
+        directory, build = tmp_path / provider, in_python(NARROW, LONGER)
+        query = query_of(spark, directory, build, provider, checkpoint_format=checkpoint_format)
         query.feed(rows(0, "abcdef"))
         query.run()
         query.number = 1
-        second = rows(1, "bce")
         marker = directory / "failed"
-        if not interrupted:
-            marker.touch()
-        second += [
-            {"k": key, "seq": 9, "op": "fail_once", "n": 0, "v": str(marker), "ts": None} for key in "bf"
-        ]
-        query.feed(second)
-        outputs = []
+        failure = {"seq": 9, "op": "fail_once", "n": 0, "v": str(marker), "ts": None}
+        query.feed(rows(1, "bce") + [{"k": key} | failure for key in "bf"])
         if interrupted:
             with pytest.raises(StreamingQueryException, match="this processor fails once"):
                 query.run()
-            if kind == "batch repeated":
+            # The batch is repeated, by the former code too.
+            for number in (1, 0):
+                query.number = number
                 query.run()
                 query.forget_newest_commit()
-                unload_all(spark)
-            elif kind == "former code":
-                query.run()
-                query.forget_newest_commit()
-                query.number = 0
-                query.run()
-                query.forget_newest_commit()
-                query.number = 1
-        outputs += query.run()
+            query.number = 1
+        else:
+            marker.touch()
+        outputs = query.run()
         query.feed(rows(2, "ad"))
         outputs += query.run()
         return outputs, query.state()
 
-    life = live(tmp_path / "ours", OURS, interrupted=True)
-    recordings.compare(kind, life, lambda: live(tmp_path / "rocks", ROCKS, interrupted=False))
+    life = live(OURS, 2, interrupted=True)
+    recordings.compare("former code", life, lambda: live(ROCKS, 1, interrupted=False))
 
 
-@pytest.mark.slow
 def test_incompatible_schema_is_rejected_as_on_rocksdb(spark: Any, tmp_path: Path) -> None:
     from pyspark.errors import StreamingQueryException
 
-    for provider in (ROCKS, OURS):
-        build = in_scala("wide", "narrow")
-        query = query_of(spark, tmp_path / provider, build, provider)
-        query.feed(rows(0, "abc"))
+    query = query_of(spark, tmp_path, in_scala("wide", "narrow"))
+    query.feed(rows(0, "abc"))
+    query.run()
+    before = query.state()
+    query.number = 1
+    query.feed(rows(1, "a"))
+    with pytest.raises(StreamingQueryException, match="STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION"):
         query.run()
-        before = query.state()
-        query.number = 1
-        query.feed(rows(1, "a"))
-        with pytest.raises(StreamingQueryException, match="STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION"):
-            query.run()
-        query.number = 0
-        assert query.state() == before
-        assert [number for number, _ in query.run()] == [1]
+    query.number = 0
+    assert query.state() == before
+    assert [number for number, _ in query.run()] == [1]
 
 
-@pytest.mark.slow
 def test_query_without_avro_keeps_its_schema(spark: Any, tmp_path: Path) -> None:
     from pyspark.errors import StreamingQueryException
 
-    for provider in (ROCKS, OURS):
-        build = in_scala("narrow", "wide")
-        query = query_of(spark, tmp_path / provider, build, provider, confs=CONFS)
-        query.feed(rows(0, "abc"))
+    query = query_of(spark, tmp_path, in_scala("narrow", "wide"), confs=CONFS)
+    query.feed(rows(0, "abc"))
+    query.run()
+    query.number = 1
+    query.feed(rows(1, "a"))
+    query.session_confs = AVRO
+    with pytest.raises(StreamingQueryException, match="STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE"):
         query.run()
-        query.number = 1
-        query.feed(rows(1, "a"))
-        query._confs = query._confs | AVRO
-        with pytest.raises(StreamingQueryException, match="STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE"):
-            query.run()
 
 
-@pytest.mark.slow
 def test_state_of_each_batch_is_read_and_copied_with_its_schema(
     evolved: list[ProcessorQuery], tmp_path: Path
 ) -> None:
@@ -268,7 +243,6 @@ def test_state_of_each_batch_is_read_and_copied_with_its_schema(
     assert sorted(map(repr, read(rescaled).to_pylist())) == newest
 
 
-@pytest.mark.slow
 def test_savepoint_before_an_evolution_is_evolved_later(spark: Any, tmp_path: Path) -> None:
     original = query_of(spark, tmp_path / "original", in_scala("narrow", "wide"))
     original.feed(rows(0, "abcd"))
