@@ -175,7 +175,7 @@ MUTANTS: Final = (
         f"{_WRITING}/in_place.py",
         "parent = content.parent_attempt_id",
         "parent = None",
-        ("tests/spark/test_write_in_place.py::test_query_goes_on_after_a_write_in_place",),
+        ("tests/spark/test_write_state.py::test_query_goes_on_after_a_write_in_place",),
         "The change feed has the changes of a write in place.",
     ),
     Mutant(

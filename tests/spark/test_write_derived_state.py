@@ -30,7 +30,7 @@ from tests.spark.queries import JOIN_FORMAT, Query
 from tests.spark.test_write_state import SCHEMA, event
 from tests.support.spark_versions import NEWEST_JOIN_FORMAT, is_since
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.oldest]
+pytestmark = pytest.mark.slow
 
 HOUR = 3_600_000
 Content = dict[tuple[Any, str], dict[bytes, list[bytes]]]
@@ -107,28 +107,33 @@ def case_of_join(form: int, build: Callable[..., Any] = joined) -> Any:
 
 
 VARIABLES = ["one", "many", "named"]
-CASES = [
-    *map(case_of_join, (2, 3, 4)),
-    case_of_join(2, joined_by_number),
-    case_of_join(4, joined_by_number),
-    case_of_join(4, joined_without_times),
-    pytest.param(
-        Case(
-            processed(timers="processing", ttl=HOUR),
-            [*VARIABLES, "$procTimers_keyToTimestamp"],
-            "update",
-            tuple(NO_EMPTY_BATCHES.items()),
-            keeps_clock=True,
-        ),
-        2,
-        id="variables with TTL, and timers by processing time",
+JOIN_2, JOIN_3, JOIN_4 = map(case_of_join, (2, 3, 4))
+BY_NUMBER_2, BY_NUMBER_4 = (case_of_join(form, joined_by_number) for form in (2, 4))
+WITHOUT_TIMES = case_of_join(4, joined_without_times)
+WITH_TTL = pytest.param(
+    Case(
+        processed(timers="processing", ttl=HOUR),
+        [*VARIABLES, "$procTimers_keyToTimestamp"],
+        "update",
+        tuple(NO_EMPTY_BATCHES.items()),
+        keeps_clock=True,
     ),
-    pytest.param(
-        Case(processed(timers="event"), [*VARIABLES, "$eventTimers_keyToTimestamp"], "update"),
-        1,
-        id="variables, and timers by event time",
-    ),
-]
+    2,
+    id="variables with TTL, and timers by processing time",
+)
+BY_EVENTS = pytest.param(
+    Case(processed(timers="event"), [*VARIABLES, "$eventTimers_keyToTimestamp"], "update"),
+    1,
+    id="variables, and timers by event time",
+)
+
+
+def with_marks(case: Any, *marks: pytest.MarkDecorator) -> Any:
+    return pytest.param(*case.values, id=case.id, marks=[*case.marks, *marks])
+
+
+def in_soak(*cases: Any) -> list[Any]:
+    return [with_marks(case, pytest.mark.soak) for case in cases]
 
 
 def content_of(path: Any, operator: int = 0) -> Content:
@@ -181,7 +186,15 @@ def started(spark: Any, tmp_path: Path, case: Case, form: int) -> Query:
     return query
 
 
-@pytest.mark.parametrize(("case", "form"), CASES)
+@pytest.mark.parametrize(
+    ("case", "form"),
+    [
+        *(with_marks(case, pytest.mark.spark, pytest.mark.oldest) for case in (JOIN_2, WITH_TTL)),
+        BY_NUMBER_4,
+        BY_EVENTS,
+        *in_soak(JOIN_3, JOIN_4, BY_NUMBER_2, WITHOUT_TIMES),
+    ],
+)
 def test_written_state_is_that_of_spark(spark: Any, tmp_path: Path, case: Case, form: int) -> None:
     """State that is emptied and written anew has the same bytes, with all that Spark derives from it."""
     query = started(spark, tmp_path, case, form)
@@ -211,7 +224,10 @@ def test_written_state_is_that_of_spark(spark: Any, tmp_path: Path, case: Case, 
         assert content_of(copies.path) == content_of(source)
 
 
-@pytest.mark.parametrize(("case", "form"), CASES)
+@pytest.mark.parametrize(
+    ("case", "form"),
+    [JOIN_4, WITH_TTL, *in_soak(JOIN_2, JOIN_3, BY_NUMBER_2, BY_NUMBER_4, WITHOUT_TIMES, BY_EVENTS)],
+)
 def test_erased_key_is_in_no_stream(spark: Any, tmp_path: Path, case: Case, form: int) -> None:
     query = started(spark, tmp_path, case, form)
     field = "field0" if "WithIndex" in case.states[0] or "WithTs" in case.states[0] else "k"
@@ -233,21 +249,16 @@ def test_erased_key_is_in_no_stream(spark: Any, tmp_path: Path, case: Case, form
     assert not verify_absent(copies.path, condition).ok
 
 
-@pytest.mark.parametrize(
-    "case", [case.values[0] for case in (CASES[2], CASES[-1])], ids=["join", "variables"]
-)
-def test_key_is_erased_from_every_retained_batch(spark: Any, tmp_path: Path, case: Case) -> None:
-    if case.build is joined and NEWEST_JOIN_FORMAT < 4:
-        case = CASES[0].values[0]
+def test_key_is_erased_from_every_retained_batch(spark: Any, tmp_path: Path) -> None:
+    case, form = JOIN_4.values
     case = replace(case, confs=(*case.confs, ("spark.sql.streaming.minBatchesToRetain", "2")))
-    query = started(spark, tmp_path, case, 2)
+    query = started(spark, tmp_path, case, form)
     for number in range(5):
         query.feed([event("a", 7 + 14 * number, 5), event("b", 2 + 14 * number, 5), event("a", 4, 6)])
         query.run()
-    field = "field0" if case.build is joined else "k"
     before = content_of(query.checkpoint)
     saved = savepoint(str(query.checkpoint), str(tmp_path / "savepoints")).path
-    erasure = erase(str(query.checkpoint), f"key.{field} = 'a'", stopped=True, savepoints=[saved])
+    erasure = erase(str(query.checkpoint), "key.field0 = 'a'", stopped=True, savepoints=[saved])
     assert len(erasure.batches) > 1
     assert erasure.rows
     assert erasure.absence.ok
@@ -264,8 +275,8 @@ def test_key_is_erased_from_every_retained_batch(spark: Any, tmp_path: Path, cas
         assert not verify(str(checkpoint)).problems
 
 
-@pytest.mark.parametrize(("case", "form"), CASES[2:3])
-def test_times_of_joined_rows_are_their_own(spark: Any, tmp_path: Path, case: Case, form: int) -> None:
+def test_times_of_joined_rows_are_their_own(spark: Any, tmp_path: Path) -> None:
+    case, form = JOIN_4.values
     source = str(started(spark, tmp_path, case, form).checkpoint)
     state = case.states[0]
     rows = read_state(source, **where(state)).to_pylist()
@@ -275,7 +286,7 @@ def test_times_of_joined_rows_are_their_own(spark: Any, tmp_path: Path, case: Ca
         write_state(source, str(tmp_path / "target"), table, **where(state))
 
 
-@pytest.mark.parametrize(("case", "form"), [CASES[2], CASES[-2]])
+@pytest.mark.parametrize(("case", "form"), [JOIN_4, WITH_TTL])
 def test_derived_states_are_not_written_by_users(spark: Any, tmp_path: Path, case: Case, form: int) -> None:
     source = str(started(spark, tmp_path, case, form).checkpoint)
     for _, name in content_of(source):

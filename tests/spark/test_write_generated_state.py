@@ -19,10 +19,10 @@ from tests.spark.queries import JOIN_FORMAT, Query, side_by_side
 from tests.spark.test_encoded_rows import FIXED, Generator, Values, array_of, map_of, same, struct_of
 from tests.spark.test_rows import unsafe_rows
 from tests.spark.test_write_derived_state import VARIABLES, Copies, content_of, where
-from tests.support.paths import SPARK_MINOR
-from tests.support.spark_versions import NEWEST_JOIN_FORMAT, is_since
+from tests.support.spark_versions import NEWEST_JOIN_FORMAT
 
-pytestmark = pytest.mark.slow
+# Each type is in test_encoded_rows.py, each operator in test_write_state.py and test_write_derived_state.py.
+pytestmark = pytest.mark.soak
 
 Columns = Mapping[str, tuple[Any, str]]
 """By name, the type of a column of the input, and what the query makes of it in SQL."""
@@ -41,9 +41,9 @@ KEYS: Columns = {
     "structs": (array_of(struct_of("decimal(38,18)", struct_of("float", array_of("short")))), "{0}"),
     "pairs": (struct_of("string", struct_of("decimal(20,2)", "double")), "{0}"),
     "empty": ("boolean", "if({0} is null, null, struct())"),
+    "clock": ("long", "time'00:00' + pmod({0}, 86400000000) * interval '0.000001' second"),
 }
-if is_since("4.1"):
-    KEYS |= {"clock": ("long", "time'00:00' + pmod({0}, 86400000000) * interval '0.000001' second")}
+_POINT = "X'0101000000000000000000F03F0000000000000040'"
 
 # None of these types is one of grouping columns: write_state refuses maps in keys, and Spark all others.
 VALUES: Columns = KEYS | {
@@ -53,13 +53,9 @@ VALUES: Columns = KEYS | {
     # In place of null Spark leaves bytes of earlier rows.
     "calendar": ("integer", "make_interval(0, coalesce({0} % 1000, 0), 0, 3, 0, 0, coalesce({0}, 0) / 1000)"),
     "variant": ("string", "if({0} is null, null, parse_json(to_json(struct({0} as s))))"),
+    "geometry": ("boolean", f"if({{0}}, st_geomfromwkb({_POINT}), null)"),
+    "geography": ("boolean", f"if({{0}}, st_geogfromwkb({_POINT}), null)"),
 }
-if is_since("4.2"):
-    _POINT = "X'0101000000000000000000F03F0000000000000040'"
-    VALUES |= {
-        "geometry": ("boolean", f"if({{0}}, st_geomfromwkb({_POINT}), null)"),
-        "geography": ("boolean", f"if({{0}}, st_geogfromwkb({_POINT}), null)"),
-    }
 
 
 def without(columns: Columns, *names: str) -> Columns:
@@ -243,25 +239,14 @@ CASES = {
     "aggregation": Case(aggregated, operators=2),
     "dropDuplicates": Case(distinct, operators=2),
     "join": case_of_join(2),
+    "join, newest format": case_of_join(NEWEST_JOIN_FORMAT),
     "applyInPandasWithState": Case(in_pandas, mode="update", columns=IN_PANDAS),
+    "transformWithState": Case(processed, states=VARIABLES, mode="update", columns=IN_VARIABLES),
 }
-if NEWEST_JOIN_FORMAT > 2:
-    CASES["join, newest format"] = case_of_join(NEWEST_JOIN_FORMAT)
-if is_since("4.2"):
-    # PySpark 4.1 cannot pickle these structs, and 4.0 passes pandas, whose keys have no nulls.
-    CASES["transformWithState"] = Case(processed, states=VARIABLES, mode="update", columns=IN_VARIABLES)
 
 
-def runs() -> Iterator[Any]:
-    """Each case in either format, most of them left to make soak, as the encoder is the same."""
-    for number, name in enumerate(CASES):
-        for form in (1, 2):
-            in_turn = (number + form + int(SPARK_MINOR[-1])) % 2 == 1
-            always = name in {"aggregation", "join, newest format"} and in_turn
-            yield pytest.param(name, form, marks=[] if always else pytest.mark.soak)
-
-
-@pytest.mark.parametrize(("name", "form"), list(runs()))
+@pytest.mark.parametrize("form", [1, 2])
+@pytest.mark.parametrize("name", CASES)
 def test_generated_state_goes_on_as_if_untouched(spark: Any, tmp_path: Path, name: str, form: int) -> None:
     case = CASES[name]
     keys, values = case.columns

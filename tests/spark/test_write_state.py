@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,19 +16,20 @@ from spark_statestore import (
     RowEncodingError,
     WrittenState,
     bootstrap,
+    diff_state,
+    gc,
     read_state,
     verify,
     write_state,
 )
+from spark_statestore.options import OPTION_PREFIX
 from tests.spark.processors import OUTPUT, Interpreter
 from tests.spark.queries import Query
-from tests.support.spark_versions import is_since, since
-from tests.unit.cli.commands import node
+from tests.support.spark_versions import since
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark]
+pytestmark = pytest.mark.slow
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64()), ("t", pa.timestamp("us", tz="UTC"))])
-IN_ROWS = since("4.1", "transformWithState of rows in Python")
 BEGIN = datetime(2024, 1, 1, tzinfo=UTC)
 
 
@@ -41,12 +41,6 @@ def sums(events: Any) -> Any:
     from pyspark.sql import functions as F
 
     return events.groupBy("k").agg(F.sum("v").alias("s"), F.max(F.struct("v", "k")).alias("m"))
-
-
-def windows(events: Any) -> Any:
-    from pyspark.sql import functions as F
-
-    return events.groupBy(F.window("t", "1 minute"), "k").agg(F.sum("v").alias("s")).select("k", "s")
 
 
 def by_map(events: Any) -> Any:
@@ -148,7 +142,7 @@ def changed(state: pa.Table, rows: dict[tuple[Any, ...], dict[str, Any]]) -> pa.
     )
 
 
-@pytest.mark.parametrize("form", [1, 2])
+@pytest.mark.parametrize("form", [pytest.param(1, marks=[pytest.mark.spark, pytest.mark.oldest]), 2])
 def test_aggregation_goes_on_from_written_state(spark: Any, tmp_path: Path, form: int) -> None:
     query = started(spark, tmp_path, sums, "update", form)
     state = read_state(str(query.checkpoint))
@@ -176,9 +170,8 @@ def test_aggregation_goes_on_from_written_state(spark: Any, tmp_path: Path, form
         ]
     )
     assert len(rows_of(read_state(str(query.checkpoint)))) == 5
-    if form == 1 or is_since("4.1"):
-        # As Spark's data source reads it; that of 4.0 knows format v1 alone.
-        assert len(query.state()) == 5
+    # As Spark's data source reads it.
+    assert len(query.state()) == 5
 
 
 def test_aggregation_goes_on_from_a_data_frame(spark: Any, tmp_path: Path) -> None:
@@ -198,51 +191,8 @@ def test_aggregation_goes_on_from_a_data_frame(spark: Any, tmp_path: Path) -> No
     ]
 
 
-@pytest.mark.parametrize("form", [1, 2])
-def test_aggregation_goes_on_from_commands(spark: Any, tmp_path: Path, form: int) -> None:
-    query = started(spark, tmp_path, windows, "update", form)
-    query.feed([event("a", 4), event("d", 1, seconds=3600)])
-    query.run()
-    lines = [
-        {"key": key, "value": {"sum": number}}
-        for key, number in (
-            ({"window": {"start": "2024-01-01T00:00:00Z", "end": "2024-01-01T00:01:00Z"}, "k": "a"}, 1000),
-            ({"window": {"start": "2024-01-01T01:00:00Z", "end": "2024-01-01T01:01:00Z"}, "k": "z"}, 9),
-        )
-    ]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    result = node("state", "put", query.checkpoint, tmp_path / "1", tmp_path / "rows.jsonl")
-    assert (result["batch"], result["added"], result["changed"]) == (1, 1, 1)
-    where = "key.k = 'b' and key.window.start < '2024-01-01 00:00:01'"
-    result = node("state", "delete", tmp_path / "1", tmp_path / "2", "--where", where)
-    assert (result["batch"], result["removed"]) == (1, 1)
-    output = go_on(
-        query, tmp_path / "2", *(event(key, 3) for key in ("a", "b", "c")), event("z", 3, seconds=3600)
-    )
-    assert output == ["Row(k='a', s=1003)", "Row(k='b', s=3)", "Row(k='c', s=6)", "Row(k='z', s=12)"]
-
-
-def test_aggregation_goes_on_from_state_that_is_read_in_parts(spark: Any, tmp_path: Path) -> None:
-    query = started(spark, tmp_path, sums, "update")
-    keys = [f"key {number}" for number in range(200)]
-    for value in (1, 2):
-        query.feed([event(key, value) for key in keys])
-        query.run()
-    state = read_state(str(query.checkpoint))
-    value = rows_of(state)["a",]
-    rows = changed(state, {("key 7",): value, ("z",): value})
-    source = str(query.checkpoint)
-    result = write_state(source, str(tmp_path / "whole"), rows)
-    assert result == write_state(source, str(tmp_path / "target"), rows, memory=4000)
-    assert rows_of(read_state(str(tmp_path / "target"))) == rows_of(read_state(str(tmp_path / "whole")))
-    output = go_on(query, tmp_path / "target", *(event(key, 1) for key in keys), event("z", 1))
-    assert len(output) == 201
-    assert len([row for row in output if ", s=4, " in row]) == 201
-
-
 def test_aggregation_without_keys_goes_on_from_written_state(spark: Any, tmp_path: Path) -> None:
-    # Spark 4.0 does not restart such a query in format v2.
-    query = started(spark, tmp_path, total, "complete", 2 if is_since("4.1") else 1)
+    query = started(spark, tmp_path, total, "complete")
     state = read_state(str(query.checkpoint))
     ((key, value),) = rows_of(state).items()
     rows = changed(state, {key: dict.fromkeys(value, 100)})
@@ -259,17 +209,6 @@ def test_deduplication_goes_on_from_written_state(spark: Any, tmp_path: Path) ->
     result = write_state(str(query.checkpoint), str(tmp_path / "target"), rows, mode="replace")
     assert result == WrittenState(batch=0, added=1, changed=1, removed=5)
     output = go_on(query, tmp_path / "target", event("a", 1), event("a", 2), event("z", 9), event("b", 1))
-    assert output == ["Row(k='a', v=2)", "Row(k='b', v=1)"]
-
-
-def test_deduplication_goes_on_without_keys_of_a_predicate(spark: Any, tmp_path: Path) -> None:
-    query = started(spark, tmp_path, distinct, "append")
-    source = str(query.checkpoint)
-    result = write_state(source, str(tmp_path / "1"), "key.k = 'a' and key.v = 2", mode="delete")
-    assert result == WrittenState(batch=0, added=0, changed=0, removed=1)
-    condition = pc.field("key", "k") == "b"
-    assert write_state(str(tmp_path / "1"), str(tmp_path / "2"), condition, mode="delete").removed == 2
-    output = go_on(query, tmp_path / "2", event("a", 1), event("a", 2), event("b", 1), event("c", 2))
     assert output == ["Row(k='a', v=2)", "Row(k='b', v=1)"]
 
 
@@ -321,9 +260,10 @@ def test_state_of_scala_groups_goes_on_from_written_state(spark: Any, tmp_path: 
     assert output == ["Row(k='a', n=501)", "Row(k='b', n=3)", "Row(k='z', n=501)"]
 
 
-@pytest.mark.parametrize("form", [1, 2])
-def test_session_window_goes_on_from_written_state(spark: Any, tmp_path: Path, form: int) -> None:
-    query = started(spark, tmp_path, sessions, "append", form)
+@pytest.mark.spark
+@pytest.mark.oldest
+def test_session_window_goes_on_from_written_state(spark: Any, tmp_path: Path) -> None:
+    query = started(spark, tmp_path, sessions, "append")
     state = read_state(str(query.checkpoint))
     rows_by_key = rows_of(state)
     assert len(rows_by_key) == 6
@@ -366,7 +306,6 @@ def test_session_window_goes_on_from_written_state(spark: Any, tmp_path: Path, f
     ]
 
 
-@IN_ROWS
 def test_transform_with_state_goes_on_from_written_state(spark: Any, tmp_path: Path) -> None:
     query = started(spark, tmp_path, processed, "update")
     state = read_state(str(query.checkpoint), column_family="one")
@@ -421,7 +360,8 @@ def lists_of(path: Any) -> dict[str, list[Any]]:
     return lists
 
 
-@IN_ROWS
+@pytest.mark.spark
+@since("4.1", "transformWithState of rows in Python")
 @pytest.mark.parametrize("form", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_list_goes_on_from_written_state(spark: Any, tmp_path: Path, form: int) -> None:
     query = Query(spark, tmp_path / "query", appended, "update", SCHEMA, checkpoint_format=form)
@@ -471,4 +411,60 @@ def test_list_goes_on_from_written_state(spark: Any, tmp_path: Path, form: int) 
         "b": [4, 4],
         "e": [1],
         "z": [None, 5, 5, 5],
+    }
+
+
+# In place
+
+Changes = set[tuple[int, str, str, int | None]]
+
+
+def feed_of(query: Query, first: int) -> Changes:
+    """Return the changes of Spark's feed: batch, change type, key and sum."""
+    options = {"readChangeFeed": "true", "changeStartBatchId": first}
+    with query._readable():
+        rows = query.spark.read.format("statestore").options(**options).load(str(query.checkpoint)).collect()
+    return {
+        (row.batch_id, row.change_type, row.key.k, None if row.value is None else row.value.sum)
+        for row in rows
+    }
+
+
+@pytest.mark.parametrize(("form", "commit"), [(1, "task"), (2, "batch")])
+def test_query_goes_on_after_a_write_in_place(spark: Any, tmp_path: Path, form: int, commit: str) -> None:
+    confs = {OPTION_PREFIX + "commit": commit}
+    query, untouched = (
+        started(spark, tmp_path / name, sums, "update", form, **confs) for name in ("query", "untouched")
+    )
+    query.feed([event("a", 4), event("b", 4)])
+    untouched.feed([event("a", 10), event("b", 4), event("z", 3)])
+    query.run()
+    untouched.run()
+    before = query.state()
+    expected = rows_of(read_state(str(untouched.checkpoint)))
+    rows = changed(read_state(str(query.checkpoint)), {key: expected[key] for key in (("a",), ("z",))})
+    # The executor still has the state of before in memory.
+    result = write_state(str(query.checkpoint), None, rows, in_place=True, stopped=True)
+    assert (result.batch, result.added, result.changed) == (1, 1, 1)
+    assert not verify(str(query.checkpoint)).problems
+    outputs = []
+    for ran in (query, untouched):
+        ran.feed([event("a", 1), event("z", 1)], [event("a", 1), event("c", 1)])
+        outputs.append(ran.run())
+    assert outputs[0] == outputs[1]
+    assert rows_of(read_state(str(query.checkpoint))) == rows_of(read_state(str(untouched.checkpoint)))
+    assert not gc(str(query.checkpoint), dry_run=True, older_than=0, stopped=True).skipped
+    differences = diff_state(str(query.checkpoint), 0, 1).to_pylist()
+    assert {(row["change"], row["key"]["k"]) for row in differences} == {
+        ("changed", "a"),
+        ("changed", "b"),
+        ("added", "z"),
+    }
+    assert query.state() == untouched.state() != before
+    # The feed of the batch has its changes and those of the write.
+    assert feed_of(query, 1) == feed_of(untouched, 1)
+    assert {row for row in feed_of(query, 0) if row[0] == 1} == {
+        (1, "update", "a", 13),
+        (1, "update", "b", 7),
+        (1, "update", "z", 3),
     }
