@@ -1,4 +1,4 @@
-"""State with repeated field names is read as by Spark's data source, for every operator."""
+"""State with repeated field names is read as by Spark's data source: of rows, structs and variables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -20,7 +19,7 @@ from tests.unit.rows.test_repeated_names import alike, assert_read, ordered, str
 
 pytestmark = pytest.mark.slow
 
-SCHEMA = pa.schema([events.SCHEMA.field(name) for name in ("id", "ts", "k")])
+SCHEMA = pa.schema([events.SCHEMA.field(name) for name in ("id", "k")])
 
 
 def twice_k(stream: Any) -> Any:
@@ -30,8 +29,7 @@ def twice_k(stream: Any) -> Any:
     rests = stream.sparkSession.range(3).selectExpr("id as rest", "id * 100 as k")
     # An average over nullable values has a count of its own.
     value = F.expr("if(id % 4 = 0, null, id) as v")
-    timely = stream.withWatermark("ts", "15 minutes").select("*", value)
-    return timely.alias("a").join(rests.alias("b"), F.expr("a.id % 3 = b.rest"))
+    return stream.select("*", value).alias("a").join(rests.alias("b"), F.expr("a.id % 3 = b.rest"))
 
 
 def aggregation(stream: Any) -> Any:
@@ -40,31 +38,11 @@ def aggregation(stream: Any) -> Any:
     return twice_k(stream).groupBy("a.k", "b.k").agg(F.count("*"), F.avg("v"))
 
 
-def session_windows(stream: Any) -> Any:
-    from pyspark.sql import functions as F
-
-    windows = twice_k(stream).groupBy(F.session_window("ts", "2 minutes"), "a.k", "b.k")
-    return windows.agg(F.count("*"), F.avg("v"))
-
-
 def join(stream: Any) -> Any:
     from pyspark.sql import functions as F
 
     rows = twice_k(stream).select("a.k", "b.k", "id", F.expr("array(named_struct('n', id, 'N', a.k)) as s"))
     return rows.join(stream.select(F.col("id").alias("other")), F.expr("id = other"))
-
-
-def groups_in_pandas(stream: Any) -> Any:
-    from pyspark.sql import functions as F
-
-    def update(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
-        rows, _ = state.get if state.exists else (0, 0)
-        rows += sum(map(len, frames))
-        state.update((rows, -rows))
-        yield pd.DataFrame({"rows": [rows]})
-
-    groups = stream.select("k", "id").groupBy("k", F.expr("id % 3 as k"))
-    return groups.applyInPandasWithState(update, "rows bigint", "n bigint, n bigint", "update", "NoTimeout")
 
 
 def state_variables(stream: Any) -> Any:
@@ -92,13 +70,9 @@ def state_variables(stream: Any) -> Any:
     return keyed.transformWithState(Processor(), "rows bigint", "Update", "None")
 
 
-Case = tuple[Callable[[Any], Any], str, list[dict[str, str]]]
-
-CASES: list[Case] = [
+CASES = [
     (aggregation, "update", [{}]),
-    (session_windows, "append", [{}]),
     (join, "append", [{"store": "left-keyWithIndexToValue"}]),
-    (groups_in_pandas, "update", [{}]),
     (state_variables, "update", [{"column_family": name} for name in ("one", "many", "named")]),
 ]
 

@@ -20,7 +20,7 @@ from spark_statestore.savepoints.new_location import new_location
 from tests.spark import events
 from tests.spark.processors_query import NO_EMPTY_BATCHES, ProcessorQuery, batches, in_scala
 from tests.spark.processors_query import SCHEMA as PROCESSED
-from tests.spark.queries import JOIN_FORMAT, OURS, Output, Query, configured, side_by_side
+from tests.spark.queries import JOIN_FORMAT, Output, Query, configured, side_by_side
 from tests.spark.test_queries import visits_until_event_time
 from tests.support.spark_versions import NEWEST_JOIN_FORMAT
 
@@ -77,14 +77,15 @@ def counts(stream: Any) -> Any:
     return stream.groupBy("k").count()
 
 
-@pytest.mark.spark
-@pytest.mark.oldest
 @pytest.mark.parametrize(
-    ("checkpoint_format", "provider", "join_format", "kind"),
-    [(1, OURS, "2", "pointer"), (2, OURS, f"{NEWEST_JOIN_FORMAT}", "canonical")],
+    ("checkpoint_format", "join_format", "kind"),
+    [
+        pytest.param(1, "2", "pointer", marks=[pytest.mark.spark, pytest.mark.oldest]),
+        (2, f"{NEWEST_JOIN_FORMAT}", "canonical"),
+    ],
 )
 def test_restore_and_rollback_have_equal_output(
-    spark: Any, tmp_path: Path, checkpoint_format: int, provider: str, join_format: str, kind: Kind
+    spark: Any, tmp_path: Path, checkpoint_format: int, join_format: str, kind: Kind
 ) -> None:
     original = Query(
         spark,
@@ -92,7 +93,6 @@ def test_restore_and_rollback_have_equal_output(
         every_operator,
         "append",
         events.SCHEMA,
-        provider=provider,
         checkpoint_format=checkpoint_format,
         confs=NO_EMPTY_BATCHES | {JOIN_FORMAT: join_format},
     )

@@ -134,7 +134,7 @@ FROM_ARROW = [
 
 @pytest.mark.slow
 @given(st.data())
-@settings(max_examples=40 * EFFORT)
+@settings(max_examples=12 * EFFORT)
 def test_decoded_generated_rows_equal_spark(spark: Any, data: st.DataObject) -> None:
     from pyspark.sql.types import StructType
 
@@ -227,20 +227,16 @@ def test_read_state_of_joins_and_windows_equals_the_data_source(
                 assert_read_alike(query, options, operator=1, store=f"{side}-{store}")
 
 
+# Without TTL: test_repeated_names.py.
 @pytest.mark.slow
-@pytest.mark.parametrize("ttl", [None, DAY])
-def test_read_state_of_variables_equals_the_data_source(spark: Any, tmp_path: Path, ttl: int | None) -> None:
-    timers = None if ttl is None else "processing"
-    mode = "None" if ttl is None else "ProcessingTime"
-
+def test_read_state_of_variables_equals_the_data_source(spark: Any, tmp_path: Path) -> None:
     def interpreted(stream: Any) -> Any:
-        processor = Interpreter("string", ttl=ttl, timers=timers)
-        return stream.groupBy("k").transformWithState(processor, OUTPUT, "Update", mode)
+        processor = Interpreter("string", ttl=DAY, timers="processing")
+        return stream.groupBy("k").transformWithState(processor, OUTPUT, "Update", "ProcessingTime")
 
     query = Query(spark, tmp_path, interpreted, "update", SCHEMA, confs=NO_EMPTY_BATCHES)
-    query.feed(*batches(2, timers=[DAY] if timers else []))
+    query.feed(*batches(2, timers=[DAY]))
     query.run()
     for variable in ("one", "many", "named"):
         assert_read_alike(query, {"stateVarName": variable}, column_family=variable)
-    if timers:
-        assert_read_alike(query, {"readRegisteredTimers": "true"}, column_family="$procTimers_keyToTimestamp")
+    assert_read_alike(query, {"readRegisteredTimers": "true"}, column_family="$procTimers_keyToTimestamp")

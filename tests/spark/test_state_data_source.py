@@ -27,9 +27,9 @@ from tests.spark.queries import (
     configured,
 )
 from tests.spark.test_state_data_source_variables import states_of
-from tests.support.spark_versions import NEWEST_JOIN_FORMAT, NEWEST_READABLE_FORMAT, is_since, since
+from tests.support.spark_versions import NEWEST_JOIN_FORMAT, NEWEST_READABLE_FORMAT, is_since
 
-pytestmark = pytest.mark.spark
+pytestmark = pytest.mark.slow
 
 Reads = Mapping[str, Mapping[str, Any]]
 
@@ -100,6 +100,8 @@ if NEWEST_READABLE_FORMAT == 2:
         },
     )
 
+with_newest_format = pytest.mark.parametrize("pair", list(PAIRS)[-1:], indirect=True)
+
 QueryOf = Callable[..., Query]
 
 
@@ -138,7 +140,11 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("elsewhere")
 
 
-@pytest.fixture(scope="module", params=list(PAIRS))
+# The oldest Spark reads format v1 alone, the newest is tested with both.
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.oldest if "v1" in name else ()) for name in PAIRS],
+)
 def pair(request: pytest.FixtureRequest, elsewhere: Path) -> Pair:
     case = PAIRS[request.param]
     return case if case.checkpoint_format == 1 else replace(case, options={"checkpointsDir": str(elsewhere)})
@@ -187,7 +193,7 @@ def batches(query: Query) -> range:
     return range(int(query.commits[-1].name) + 1)
 
 
-@pytest.mark.slow
+@pytest.mark.spark
 def test_data_source_batch_equals_sparks_store(pair: Pair, spark_query: Query, own_query: Query) -> None:
     assert batches(spark_query) == batches(own_query)
     reads = {
@@ -203,7 +209,8 @@ def test_data_source_batch_equals_sparks_store(pair: Pair, spark_query: Query, o
     assert {row.partition_id for rows in actual.values() for row in rows} == {0, 1}
 
 
-@pytest.mark.slow
+@pytest.mark.spark
+@with_newest_format
 def test_replay_equals_the_version(pair: Pair, own_query: Query) -> None:
     newest = batches(own_query)[-1]
     ends = (3, newest)
@@ -225,7 +232,8 @@ def changes_of(feed: list[Any]) -> list[Change]:
     return [(row.batch_id, row.change_type, (row.partition_id, row.key), row.value) for row in feed]
 
 
-@pytest.mark.slow
+@pytest.mark.spark
+@with_newest_format
 def test_change_feed_leads_to_the_states_of_sparks_store(
     pair: Pair, spark_query: Query, own_query: Query
 ) -> None:
@@ -240,7 +248,7 @@ def test_change_feed_leads_to_the_states_of_sparks_store(
         assert {kind for _, kind, *_ in actual} >= {write_kind, "delete"}
 
 
-@pytest.mark.slow
+@with_newest_format
 def test_change_feed_has_net_changes_of_each_key(pair: Pair, own_query: Query) -> None:
     every = {"readChangeFeed": "true", "changeStartBatchId": 0}
     some = every | {"changeStartBatchId": 1, "changeEndBatchId": 2}
@@ -257,7 +265,8 @@ def test_change_feed_has_net_changes_of_each_key(pair: Pair, own_query: Query) -
         assert Counter(part) == Counter(change[1:] for change in rows_by_read[f"{name} some"])
 
 
-@pytest.mark.slow
+@pytest.mark.spark
+@with_newest_format
 def test_state_metadata_equals_sparks_store(spark_query: Query, own_query: Query) -> None:
     rows = [
         q.spark.read.format("state-metadata").load(str(q.checkpoint)).collect()
@@ -267,7 +276,8 @@ def test_state_metadata_equals_sparks_store(spark_query: Query, own_query: Query
     assert {row.operatorName for row in rows[1]} == {"stateStoreSave", "symmetricHashJoin"}
 
 
-@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.oldest
 def test_data_source_reads_both_sides_of_a_join(query_of: QueryOf) -> None:
     pair = PAIRS["v1, join of format 2"]
     # These rows have a field more than their schema, so that they do not become JSON.
@@ -283,8 +293,6 @@ def test_data_source_reads_both_sides_of_a_join(query_of: QueryOf) -> None:
         assert replay
 
 
-@pytest.mark.slow
-@since("4.3", "joins of state format 4")
 @pytest.mark.parametrize("pair", ["v2, join of format 4"], indirect=True)
 def test_data_source_reads_both_sides_of_a_format_4_join(spark_query: Query, own_query: Query) -> None:
     newest = batches(own_query)[-1]
@@ -334,7 +342,8 @@ WRONG = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.spark
+@with_newest_format
 def test_data_source_option_errors_equal_sparks_store(
     pair: Pair, spark_query: Query, own_query: Query
 ) -> None:
@@ -370,7 +379,6 @@ def refused(*texts: str) -> Iterator[None]:
         assert text in str(caught.value), str(caught.value)
 
 
-@pytest.mark.slow
 def test_data_source_error_names_a_discarded_batch(query_of: QueryOf, tmp_path: Path) -> None:
     pair = PAIRS["v1, join of format 2"]
     query = query_of(pair, pair.own_provider, commit="task")
@@ -389,7 +397,6 @@ def test_data_source_error_names_a_discarded_batch(query_of: QueryOf, tmp_path: 
             query.spark.read.format("statestore").options(**options).load(str(checkpoint)).collect()
 
 
-@pytest.mark.slow
 def test_data_source_reads_state_on_the_driver_without_history(query_of: QueryOf) -> None:
     pair = PAIRS["v1, join of format 2"]
     memory = query_of(pair, pair.own_provider, storage="memory")
@@ -411,6 +418,7 @@ def test_data_source_reads_state_on_the_driver_without_history(query_of: QueryOf
         load(memory, {}).collect()
 
 
+@pytest.mark.spark
 @pytest.mark.skipif(NEWEST_READABLE_FORMAT == 2, reason="this Spark's data source reads checkpoint format v2")
 def test_data_source_error_names_the_checkpoint_format(spark: Any, tmp_path: Path) -> None:
     query = Query(
