@@ -189,7 +189,10 @@ def state_of(spark: Any, checkpoint: Path) -> list[str]:
     return sorted(json.dumps(row.asDict(recursive=True)) for row in reader.load(str(checkpoint)).collect())
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize(
+    "operator",
+    ["aggregation", pytest.param("dropDuplicates", marks=pytest.mark.soak), "transformWithState"],
+)
 def test_real_time_query_equals_rocksdb_across_a_restart(
     spark: Any, session_with: Sessions, started: list[RealTimeQuery], tmp_path: Path, operator: str
 ) -> None:
@@ -200,11 +203,11 @@ def test_real_time_query_equals_rocksdb_across_a_restart(
         query = RealTimeQuery(session, tmp_path / provider, build)
         started.append(query)
         query.feed(*FIRST)
-        query.start(seconds=2)
+        query.start(seconds=1)
         query.wait_for_rows(len(expected(FIRST)))
         query.wait_for_commit()
         query.stop()
-        query.start(seconds=2)
+        query.start(seconds=1)
         query.feed(*SECOND)
         query.wait_for_rows(len(expected(FIRST + SECOND)))
         query.wait_for_commit()
@@ -224,7 +227,7 @@ def test_interrupted_real_time_batch_leaves_no_state(
     query = RealTimeQuery(session_with(**{REAL_TIME: "true"}), tmp_path, aggregated)
     started.append(query)
     query.feed(*FIRST)
-    query.start(seconds=2)
+    query.start(seconds=1)
     query.wait_for_commit()
     query.stop()
     assert provider_in_log(tmp_path) == spark_statestore.PROVIDER_CLASS
@@ -235,7 +238,7 @@ def test_interrupted_real_time_batch_leaves_no_state(
     assert sorted(first) == sorted(counts_of(FIRST + SECOND))
     assert query.committed() == len(FIRST)
     query.stop()
-    query.start(seconds=2)
+    query.start(seconds=1)
     query.wait_for_commit()
     query.stop()
     # The batch ran twice, and its rows are counted once.
@@ -268,7 +271,7 @@ def test_session_with_the_provider_class_is_refused_by_spark(
     session = session_with(**{PROVIDER: spark_statestore.PROVIDER_CLASS})
     query = RealTimeQuery(session, tmp_path, lambda numbers: numbers)
     with pytest.raises(PySparkException) as refused:
-        query.start(seconds=2)
+        query.start(seconds=1)
     assert refused.value.getCondition() == "STREAMING_REAL_TIME_MODE.SQL_CONFIGURATION_NOT_SUPPORTED"
     assert PROVIDER in str(refused.value)
 
@@ -279,7 +282,7 @@ def test_transform_with_state_needs_the_allowlist_check_off(
     query = RealTimeQuery(session_with(**{REAL_TIME: "true"}), tmp_path, transformed)
     started.append(query)
     query.feed(*FIRST)
-    query.start(seconds=2)
+    query.start(seconds=1)
     with pytest.raises(
         PySparkException, match=r"CheckpointTransformWithStateExec is not in the operator allowlist"
     ):
@@ -303,7 +306,7 @@ def test_stateless_real_time_query_runs_beside_a_stateful_one(
         )
         started.append(query)
         query.feed(*FIRST)
-        query.start(seconds=2)
+        query.start(seconds=1)
         assert sorted(map(int, query.wait_for_rows(len(FIRST)))) == sorted(2 * number for number in FIRST)
         batch = stateful.lastProgress.batchId if stateful.lastProgress else 0
         assert wait_until(lambda: stateful.lastProgress and stateful.lastProgress.batchId > batch, 60)
@@ -315,7 +318,7 @@ def test_stateless_real_time_query_runs_beside_a_stateful_one(
 def test_real_time_option_is_validated_at_the_start(session_with: Sessions, tmp_path: Path) -> None:
     session = session_with(**{REAL_TIME: "yes"})
     with pytest.raises(Exception, match=r"realTimeMode' is '.*', but it must be true or false"):
-        RealTimeQuery(session, tmp_path, aggregated).start(seconds=2)
+        RealTimeQuery(session, tmp_path, aggregated).start(seconds=1)
 
 
 @pytest.mark.skipif(not IS_OLDER, reason="Spark 4.3 needs the option")

@@ -1,16 +1,14 @@
-"""`verify`, `repair` and `gc` on checkpoints written by Spark: intact, damaged, and of a running query."""
+"""`verify`, `repair` and `gc` on checkpoints written by Spark, intact and damaged."""
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from spark_statestore.query.gc import DAY, gc
+from spark_statestore.query.gc import gc
 from spark_statestore.query.repair import repair
 from spark_statestore.query.verify import verify
 from tests.spark.queries import STATE_STORE, Query, unload_all
@@ -49,24 +47,3 @@ def test_repair_restores_a_query_with_a_damaged_newest_batch(
     # Rolled back files are kept for as long as the log entries are.
     assert gc(url, stopped=True).orphans == ()
     assert query.state() == state
-
-
-@pytest.mark.slow
-def test_gc_removes_orphans_of_a_running_query(spark: Any, tmp_path: Path) -> None:
-    """Delete orphans of any age, without files that a concurrent commit is about to reference."""
-    query = Query(spark, tmp_path, counts, "update", WORDS, checkpoint_format=2)
-    query.feed(*([{"word": f"{number}"} for number in range(30)] for _ in range(8)))
-    url = str(query.checkpoint)
-    collections = 0
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(query.run)
-        while not running.done():
-            if list(query.checkpoint.glob("commits/[0-9]*")):
-                gc(url, older_than=-DAY)
-                collections += 1
-            time.sleep(0.02)
-        running.result()
-    assert collections > 3
-    unload_all(spark)
-    assert verify(url).problems == ()
-    assert {"count=8)" in row for row in query.state()} == {True}

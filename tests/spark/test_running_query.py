@@ -15,6 +15,7 @@ import pytest
 
 from spark_statestore.cli.app import app
 from spark_statestore.query.verify import verify
+from tests.spark.counting import wait_until
 from tests.spark.queries import Query, unload_all
 from tests.unit.assess.logs import HDFS_LOG
 from tests.unit.cli.another_process import run_elsewhere
@@ -59,12 +60,7 @@ def running(query: Query) -> Iterator[Any]:
 
 
 def wait_for_batch(query: Query, batch: int) -> None:
-    tries = threading.Event()
-    for _ in range(600):
-        if (query.checkpoint / "commits" / str(batch)).exists():
-            return
-        tries.wait(0.1)
-    raise AssertionError(f"batch {batch} is not done after 60 s")
+    assert wait_until((query.checkpoint / "commits" / str(batch)).exists, 60), f"batch {batch} is not done"
 
 
 def numbers(log: Path) -> list[int]:
@@ -86,7 +82,7 @@ def state_content(query: Query) -> Counter[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checkpoint_format", [1, 2])
+@pytest.mark.parametrize("checkpoint_format", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_commands_do_not_disturb_a_running_query(spark: Any, tmp_path: Path, checkpoint_format: int) -> None:
     query = Query(
         spark,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from spark_statestore import (
 )
 from spark_statestore.query import QueryCheckpoint
 from spark_statestore.savepoints.savepoint_holds import list_holds
+from tests.spark.counting import wait_until
 from tests.spark.queries import STATE_STORE, Output, Query
 from tests.unit.savepoints.written_query import Content, content
 
@@ -41,13 +42,6 @@ def counted(events: Any) -> Any:
     from pyspark.sql import functions as F
 
     return events.groupBy("k").agg(F.count("*"), F.sum("v"))
-
-
-def eventually(holds: Callable[[], object], seconds: float = 40) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it does not come to that"
-        time.sleep(0.05)
 
 
 def versions(store: Path) -> set[int]:
@@ -73,7 +67,7 @@ class Running:
 
     def do_batch(self) -> int:
         number = self.feed()
-        eventually(lambda: self.newest() == number)
+        assert wait_until(lambda: self.newest() == number, 40)
         return number
 
     def newest(self) -> int:
@@ -97,13 +91,14 @@ def running(spark: Any, directory: Path, checkpoint_format: int = 1, **confs: st
     )
     instance = Running(query)
     try:
-        eventually(lambda: instance.newest() == 0)
+        assert wait_until(lambda: instance.newest() == 0, 40)
         yield instance
     finally:
         instance.spark_query.stop()
 
 
 @pytest.mark.spark
+@pytest.mark.oldest
 @pytest.mark.parametrize("checkpoint_format", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_retention_keeps_savepoints_of_a_running_query(
     spark: Any, tmp_path: Path, checkpoint_format: int
@@ -143,7 +138,7 @@ print(spark_statestore.savepoint({str(query.query.checkpoint)!r}, {target!r}, "p
             query.do_batch()
         stores = [query.query.checkpoint / f"state/0/{partition}" for partition in range(2)]
         # Spark has requested version 7, so that 6 is kept too.
-        eventually(lambda: all(versions(store) == {3, 4, 6, 7, 8} for store in stores))
+        assert wait_until(lambda: all(versions(store) == {3, 4, 6, 7, 8} for store in stores), 40)
         # Spark is not involved.
         assert query.query.metadata()
         assert sum(query.query.state().values()) == 50

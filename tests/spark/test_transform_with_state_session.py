@@ -37,8 +37,6 @@ def python_by_the_clock(stream: Any, run: int) -> Any:
     return stream.groupBy("k").transformWithState(processor, OUTPUT, "update", "processingTime")
 
 
-both = pytest.mark.parametrize("build", [python, scala], ids=["python", "scala"])
-
 restricted = since("4.2", "check of the provider in transformWithState")
 
 
@@ -74,11 +72,10 @@ def without_extensions(spark: Any) -> Any:
 @pytest.mark.spark
 @restricted
 @pytest.mark.slow
-@both
-def test_transform_with_state_needs_the_extension(spark: Any, tmp_path: Path, build: Build) -> None:
+def test_transform_with_state_needs_the_extension(spark: Any, tmp_path: Path) -> None:
     from pyspark.errors import StreamingQueryException
 
-    query = make(without_extensions(spark), tmp_path, build, **BARE)
+    query = make(without_extensions(spark), tmp_path, scala, **BARE)
     query.feed(*batches(1))
     with pytest.raises(StreamingQueryException, match=REFUSED):
         query.run()

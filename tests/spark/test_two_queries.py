@@ -154,28 +154,3 @@ def test_query_fails_if_the_other_commits_the_batch(
         assert "version 2" in message
         assert str(place.checkpoint / "commits") in message
     place.check(winner, loser, checkpoint_format)
-
-
-@pytest.mark.soak
-@both_formats
-def test_one_of_two_idle_queries_fails_at_the_next_batch(
-    place: Place, sessions: tuple[Session, Session], checkpoint_format: int
-) -> None:
-    first, second = sessions
-    place.clear()
-    place.feed()
-    place.start(first, checkpoint_format)
-    first.ask("reach", batch=0)
-    place.start(second, checkpoint_format)
-    for _ in range(20):
-        place.feed()
-        if wait_until(lambda: (place.checkpoint / "commits" / str(place.fed - 1)).exists(), 30):
-            column_families = {session: session.ask("reach", batch=place.fed - 1) for session in sessions}
-            lost = [session for session, state in column_families.items() if state != place.fed - 1]
-            if lost:
-                break
-    (loser,) = lost
-    (winner,) = {first, second} - {loser}
-    message = loser.ask("fail")
-    assert SPARKS_MESSAGE in message or OUR_MESSAGE in message
-    place.check(winner, loser, checkpoint_format)

@@ -10,11 +10,10 @@ from tests.spark.counting import Program
 
 
 @pytest.mark.spark
-def test_worker_daemon_freezes_modules_and_collects_garbage_of_tasks(built: Path, tmp_path: Path) -> None:
-    with Program("worker_daemon", checkpoint=str(tmp_path / "checkpoint")) as program:
+@pytest.mark.oldest
+def test_worker_daemon_freezes_modules_and_collects_garbage_of_tasks(built: Path) -> None:
+    with Program("worker_daemon") as program:
         # pandas alone has more objects than that.
         assert program.next("frozen") > 20_000
         assert program.next("cycle") == [True, False]
-        counts, expected = program.next("counts")
-        assert counts == expected
         program.end()
