@@ -272,26 +272,33 @@ IN_FIRST_TIER = {
     "session windows",
 }
 
-WITH_EVERY_SPARK = {
+# Joins of every kind are in test_queries_joins.py.
+WITH_EVERY_SPARK = IN_FIRST_TIER - {"outer join"} | {"sink that reads a batch twice"}
+
+# Their requests to a store are those of the others; large rows are in test_provider_scenarios.py.
+IN_SOAK = {
     "aggregation in complete mode",
     "aggregation, then dropDuplicates",
     "dropDuplicates with watermark",
     "keys and values of a megabyte",
+    "limit in complete mode",
     "pandas state with processing-time timeout",
-    "sink that reads a batch twice",
+    "sink that reads twice, no state",
+    "windows in complete mode",
+    "windows in update mode",
 }
 
 NO_LIMIT_IN_V2 = since("4.1", "limit in checkpoint format v2, with any state store")
 
-# Every case in one checkpoint format, alternating; the other format runs in soak.
+# The others in one checkpoint format, alternating; the other format runs in soak.
 IN_TURN = [
     pytest.param(
         name,
         checkpoint_format,
         marks=[
-            *[pytest.mark.soak] * ((number + checkpoint_format) % 2),
+            *[pytest.mark.soak] * ((number + checkpoint_format) % 2 or name in IN_SOAK),
             *[pytest.mark.first] * (name in IN_FIRST_TIER),
-            *[pytest.mark.spark] * (name in IN_FIRST_TIER | WITH_EVERY_SPARK),
+            *[pytest.mark.spark] * (name in WITH_EVERY_SPARK),
             *[NO_LIMIT_IN_V2] * ((name, checkpoint_format) == ("limit in append mode", 2)),
         ],
     )

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 WATERMARK = "15 minutes"
 NEAR = "right_ts between left_ts - interval 2 minutes and left_ts + interval 5 minutes"
 
-# By the format of the join's state: Spark's store, the format of its checkpoints, and the store of ours.
+# By the format of the join's state: Spark's store, and the format of its checkpoints.
 STORES = {2: (SPARKS, 1), 3: (ROCKSDB, 2), 4: (ROCKSDB, 2)}
 
 Life = tuple[list[Output], Counter[str], Counter[str], list[str]]
@@ -141,7 +141,7 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("provider", [SPARKS, OURS])
+@pytest.mark.parametrize("provider", [pytest.param(SPARKS, marks=pytest.mark.soak), OURS])
 @pytest.mark.parametrize("how", REFUSALS)
 def test_join_with_state_format_1_is_rejected_on_any_store(
     spark: Any, tmp_path: Path, provider: str, how: str

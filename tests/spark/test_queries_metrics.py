@@ -167,6 +167,7 @@ def test_chain_length_of_a_join_is_the_maximum_over_its_stores(spark: Any, tmp_p
 
 
 @pytest.mark.spark
+@pytest.mark.oldest
 def test_state_is_loaded_only_after_a_restart(operator: list[dict[str, Any]]) -> None:
     loaded = series(operator, "checkpointLoadBytes")
     assert loaded[RESTART] > 0

@@ -24,7 +24,6 @@ spark.stop()
 
 
 @pytest.mark.slow
-@pytest.mark.spark
 def test_rehearsal_without_a_native_library_ends_no_thread(built: Path, tmp_path: Path) -> None:
     confs = f'--driver-java-options "-DZstdNativePath={tmp_path}/none" pyspark-shell'
     session = subprocess.run(

@@ -13,7 +13,7 @@ from spark_statestore.query.query_checkpoint import COMMITS
 from tests.spark.counting import Program
 from tests.support.windows import answer, run_windows, write_input
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.usefixtures("built")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("built")]
 
 FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 
@@ -23,8 +23,14 @@ BATCH = 2
 # Format v1 loses the state of a skipped batch; in v2 the commit log lacks its checkpoint ids.
 @pytest.mark.parametrize(
     ("sink", "record", "checkpoint_format"),
-    [("parquet", f"_spark_metadata/{BATCH}", "1"), ("directories", f"batch={BATCH}/_SUCCESS", "2")],
-    ids=["file", "function"],
+    [
+        pytest.param(
+            *("parquet", f"_spark_metadata/{BATCH}", "1"),
+            id="file",
+            marks=[pytest.mark.spark, pytest.mark.oldest],
+        ),
+        pytest.param("directories", f"batch={BATCH}/_SUCCESS", "2", id="function"),
+    ],
 )
 def test_query_killed_after_its_sinks_commit_equals_the_batch_answer(
     spark: Any, tmp_path: Path, sink: str, record: str, checkpoint_format: str

@@ -23,7 +23,7 @@ from tests.spark.processors_query import (
     life_of,
 )
 from tests.spark.queries import OURS
-from tests.support.spark_versions import NEWEST_READABLE_FORMAT, since
+from tests.support.spark_versions import NEWEST_READABLE_FORMAT
 
 
 @dataclass(frozen=True)
@@ -130,17 +130,14 @@ CASES = {
 }
 
 
-IN_ROWS = {"timers by event time, then another one", "variables that go and come"}
-
-# The longest.
-NOT_WITH_EVERY_SPARK = "timers by event time, then another one"
-
-
 def marks_of(name: str) -> list[pytest.MarkDecorator]:
+    is_first = name == "timers by event time and initial state, in Scala"
+    is_in_pandas = name == "TTL, timers by processing time and initial state, pandas"
     return [
-        *[pytest.mark.first] * (name == "timers by event time and initial state, in Scala"),
-        *[pytest.mark.spark] * (name != NOT_WITH_EVERY_SPARK),
-        *[since("4.1", "transformWithState by rows in Python")] * (name in IN_ROWS),
+        *[pytest.mark.first] * is_first,
+        *[pytest.mark.spark] * (is_first or is_in_pandas),
+        # Another case has the same in Scala, with TTL and timers.
+        *[pytest.mark.soak] * (name == "variables that go and come"),
     ]
 
 
