@@ -1,14 +1,4 @@
-"""Test program: a query with operator state in each partition of its sink; tasks may kill the driver.
-
-The only argument is a JSON object: ``directory`` with the input and the checkpoint, ``parallelism``, and
-``kill``, a batch and a subtask, which kills the driver when it has published its part.
-"""
-
-import json
-import os
-import signal
-import sys
-from pathlib import Path
+"""Sinks with operator state in each of their partitions. Spark's Python workers import the module."""
 
 import pandas as pd
 import pyarrow as pa
@@ -16,7 +6,6 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamWriter, WriterCommitMessage
 
 from spark_statestore.operator_state import ListStateDescriptor, MapStateDescriptor, QueryOperatorState
-from tests.spark.programs.operator_state import start
 
 SEEN = ListStateDescriptor("seen", pa.int64())
 COUNTS = ListStateDescriptor("counts", pa.struct([("subtask", pa.int64()), ("rows", pa.int64())]))
@@ -54,14 +43,13 @@ def answer(batches):
 
 
 class Sink:
-    """The function of a partition, run in a task."""
+    """The function of a partition, run in a task; that of a batch and subtask may fail."""
 
-    def __init__(self, location, parallelism, batch_id, kill=None):
+    def __init__(self, location, parallelism, batch_id, fail=None):
         self.location = location
         self.parallelism = parallelism
         self.batch_id = batch_id
-        self.kill = kill
-        self.driver = os.getpid()
+        self.fail = fail
 
     def write(self, numbers):
         subtask = TaskContext.get().partitionId()
@@ -70,10 +58,8 @@ class Sink:
         )
         with state.batch(self.batch_id) as store:
             process(store, numbers, subtask, self.parallelism)
-        if [self.batch_id, subtask] == self.kill:
-            # The JVM is in the driver's process group, this worker is not.
-            os.killpg(self.driver, signal.SIGKILL)
-            signal.pause()
+            if (self.batch_id, subtask) == self.fail:
+                raise ZeroDivisionError("this subtask fails")
 
     def of_rows(self, rows):
         """Write a partition of `foreachPartition`."""
@@ -113,33 +99,3 @@ class SinkWriter(DataSourceStreamWriter):
 
     def abort(self, messages, batchId):
         pass
-
-
-def main():
-    from tests.spark.counting import report
-    from tests.support.sessions import local_builder
-
-    arguments = json.loads(sys.argv[1])
-    location = str(Path(arguments["directory"], "checkpoint"))
-    parallelism = arguments["parallelism"]
-
-    def function(batch, batch_id):
-        sink = Sink(location, parallelism, batch_id, arguments.get("kill"))
-        partitions = batch.repartition(parallelism)
-        if batch_id % 2:
-            partitions.foreachPartition(sink.of_rows)
-        else:
-            assert len(partitions.mapInPandas(sink.of_frames, "done boolean").collect()) == parallelism
-        report("batch", batch_id)
-
-    # One task after the other, so that others have not begun or are done when one kills the driver.
-    spark = local_builder("partitioned-sink", memory="512m", master="local[1]").getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
-    start(spark, Path(arguments["directory"], "input"), location, function).awaitTermination()
-    spark.stop()
-    report("stopped")
-    sys.stdin.readline()
-
-
-if __name__ == "__main__":
-    main()
