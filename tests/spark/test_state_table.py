@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,38 +13,56 @@ from tests.spark.counting import wait_until
 from tests.spark.harness import Provider, Row
 from tests.support.effort import EFFORT
 
-MANY_ROWS = {"keys": 12_000, "largest": 200, "steps": 20_000}
-LARGER_THAN_A_PAGE = {"keys": 300, "largest": 700_000, "steps": 8_000}
-FEW_KEYS = {"keys": 30, "largest": 40_000, "steps": 60_000}
+ROWS = {
+    "many rows": {"keys": 12_000, "largest": 200, "steps": 20_000},
+    "larger than a page": {"keys": 300, "largest": 700_000, "steps": 8_000},
+    "few keys": {"keys": 30, "largest": 40_000, "steps": 60_000},
+}
+
+# Whether a table has lists, and the number of prefixes.
+TABLES = {"one value": (False, 0), "lists": (True, 0), "prefixes": (False, 40), "both": (True, 40)}
 
 # Limits of the heap in bytes, each with its number of random sequences.
-HEAPS = {2**40: 2, 0: 1, 2**20: 1, -1: 1}
+HEAPS = {"heap": (2**40, 2), "files": (0, 1), "moved pages": (2**20, 1), "changing": (-1, 1)}
 
+# make soak has all combinations.
+CHOSEN = {
+    ("many rows", "one value", "heap"),
+    ("many rows", "both", "heap"),
+    ("many rows", "lists", "files"),
+    ("many rows", "one value", "moved pages"),
+    ("many rows", "prefixes", "changing"),
+    ("larger than a page", "one value", "heap"),
+    ("larger than a page", "both", "files"),
+    ("larger than a page", "prefixes", "moved pages"),
+    ("larger than a page", "lists", "changing"),
+    *(("few keys", table, "heap") for table in TABLES),
+    ("few keys", "one value", "files"),
+    ("few keys", "both", "moved pages"),
+    ("few keys", "both", "changing"),
+}
 
 pytestmark = pytest.mark.usefixtures("no_other_tables")
 
 
-@pytest.mark.parametrize("heap", HEAPS, ids=["heap", "files", "moved pages", "changing"])
 @pytest.mark.parametrize(
-    ("lists", "prefixes"),
-    [(False, 0), (True, 0), (False, 40), (True, 40)],
-    ids=["one value", "lists", "prefixes", "both"],
+    ("rows", "table", "heap"),
+    [
+        pytest.param(*case, marks=[] if case in CHOSEN else pytest.mark.soak)
+        for case in itertools.product(ROWS, TABLES, HEAPS)
+    ],
 )
-@pytest.mark.parametrize(
-    "rows", [MANY_ROWS, LARGER_THAN_A_PAGE, FEW_KEYS], ids=["many rows", "larger than a page", "few keys"]
-)
-def test_table_equals_a_map_after_random_operations(
-    spark: Any, rows: dict[str, int], lists: bool, prefixes: int, heap: int
-) -> None:
+def test_table_equals_a_map_after_random_operations(spark: Any, rows: str, table: str, heap: str) -> None:
     trial = spark._jvm.org.apache.spark.sql.statestore.table.TableTrial
-    for seed in range(HEAPS[heap] * EFFORT):
+    limit, seeds = HEAPS[heap]
+    for seed in range(seeds * EFFORT):
         before = memory(spark).mappedBytes()
-        used, freed, rewritten = trial(seed, rows["keys"], rows["largest"], lists, prefixes, heap).run(
-            rows["steps"]
-        )
-        assert used > before or heap not in (0, 2**20) or rewritten > 0
+        used, freed, rewritten = trial(
+            seed, ROWS[rows]["keys"], ROWS[rows]["largest"], *TABLES[table], limit
+        ).run(ROWS[rows]["steps"])
+        assert used > before or limit not in (0, 2**20) or rewritten > 0
         assert freed <= before
-        assert rewritten > 0 or rows is not FEW_KEYS or heap != 2**40
+        assert rewritten > 0 or (rows, heap) != ("few keys", "heap")
 
 
 def test_table_returns_own_rows_to_concurrent_readers(spark: Any) -> None:
