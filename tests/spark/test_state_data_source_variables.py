@@ -12,13 +12,8 @@ from tests.spark.change_feeds import Change, require_net_changes
 from tests.spark.processors import OUTPUT, Interpreter
 from tests.spark.processors_query import SCHEMA, batches
 from tests.spark.queries import OURS, ROCKSDB, STATE_STORE, Query, configured
-from tests.support.spark_versions import is_since, since
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.spark,
-    since("4.1", "transformWithState by rows in Python, and no data source of checkpoint format v2"),
-]
+pytestmark = pytest.mark.slow
 
 
 def interpreted(stream: Any) -> Any:
@@ -99,11 +94,9 @@ def test_change_feed_leads_to_the_states_of_sparks_store(queries: list[Query], v
     feed = changes_of(rows(own_query, options))
     states = states_of(feed)
     assert states == [state_at(rocksdb_query, variable, batch) for batch in range(4)]
-    # Before 4.3 the feed of Spark's own store has the first value of those that one call appends to a list.
-    if is_since("4.3") or variable != "many":
-        expected = changes_of(rows(rocksdb_query, options))
-        assert states == states_of(expected)
-        require_net_changes(feed, expected)
+    expected = changes_of(rows(rocksdb_query, options))
+    assert states == states_of(expected)
+    require_net_changes(feed, expected)
     assert all(states)
 
 
