@@ -19,6 +19,7 @@ from tests.spark.processors_query import NO_EMPTY_BATCHES
 from tests.spark.queries import JOIN_FORMAT, Output, Query, unload_all
 from tests.spark.test_checkpoint_formats import FORMAT
 from tests.spark.test_restore import every_operator
+from tests.support.effort import EFFORT
 from tests.support.spark_versions import NEWEST_JOIN_FORMAT, is_since
 
 pytestmark = pytest.mark.slow
@@ -79,13 +80,14 @@ def log_of_offsets(spark: Any, query: Query) -> Any:
 @pytest.mark.oldest
 def test_query_has_another_number_of_partitions_at_each_start(spark: Any, tmp_path: Path) -> None:
     rescaled, stays = make(spark, tmp_path / "rescaled"), make(spark, tmp_path / "stays")
-    batches = events.batches(6)[::2]
+    numbers = (3, 7, 2, 16) if EFFORT > 1 else (2, 4, 3)
+    batches = events.batches(2 * len(numbers) + 2)[::2]
     outputs = []
     # Without the option the query keeps the number.
-    for option, number, batch in zip(("4", "3", None), (4, 3, 3), batches, strict=True):
-        outputs += run_with(rescaled, option, batch)
-        if number == 3 or OF_NEW:
-            assert counts_of_partitions(rescaled) == {number}, number
+    for number, batch in zip((*numbers, None), batches, strict=True):
+        outputs += run_with(rescaled, None if number is None else str(number), batch)
+        if number != numbers[0] or OF_NEW:
+            assert counts_of_partitions(rescaled) == {number or numbers[-1]}, number
     assert outputs == run_with(stays, None, *batches)
     assert sum(len(rows) for _, rows in outputs) > 50
     assert verify(str(rescaled.checkpoint)).ok
