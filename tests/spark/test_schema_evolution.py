@@ -125,18 +125,19 @@ def test_data_source_reads_each_batch_with_its_own_schema(
 ) -> None:
     own_query, rocksdb_query = evolved
     columns = []
-    for batch in range(5):
+    # The last batch with each schema.
+    for batch in (1, 3, 4):
         options = {"stateVarName": variable, "batchId": batch}
         expected = Counter(map(repr, state_of(rocksdb_query, **options)))
         assert Counter(map(repr, state_of(own_query, **options))) == expected, batch
         columns.append(next(iter(expected)))
-        for start in {0, max(0, batch - 1)}:
+        for start in {0, batch - 1}:
             replay: Counter[str] = Counter()
             for partition in (0, 1):
                 replayed = {"snapshotStartBatchId": start, "snapshotPartitionId": partition}
                 replay.update(map(repr, state_of(own_query, **options, **replayed)))
             assert replay == expected, (start, batch)
-    assert ["extra" in text for text in columns] == [False, False, True, True, False]
+    assert ["extra" in text for text in columns] == [False, True, False]
 
 
 @pytest.mark.parametrize("variable", VARIABLES)
