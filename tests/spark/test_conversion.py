@@ -194,11 +194,13 @@ def test_query_continues_after_its_conversion_and_back(
     query.run(3)
 
 
-@pytest.mark.parametrize("name", [pytest.param("session windows", marks=pytest.mark.soak), "limit"])
+@pytest.mark.parametrize(
+    "name", ["session windows", "limit", pytest.param("outer join", marks=pytest.mark.soak)]
+)
 def test_conversion_to_other_partitions_continues_query(
     spark: Any, tmp_path: Path, recordings: Recordings, name: str
 ) -> None:
-    query = Converted(spark, tmp_path, recordings, name, ROCKSDB, 1)
+    query = Converted(spark, tmp_path, recordings, name, ROCKSDB, 2 if name == "outer join" else 1)
     query.run(0, 1)
     alone = 1 if name == "limit" else None
     # Spark cannot do this in any version.

@@ -135,7 +135,8 @@ def test_query_is_exact_after_its_driver_was_killed(
         program.next("stopped")
         program.end()
     count(f"{FIGURES[handed_over]}: {kind}")
-    newest(checkpoint)
+    # The programs alone would agree on a location that is encoded wrongly.
+    assert newest(checkpoint) >= 1
 
 
 def _backends(backend: FaultyBackend) -> list[psutil.Process]:

@@ -233,7 +233,6 @@ def joined(how: str, *columns: str) -> Build:
     return build
 
 
-@pytest.mark.soak
 def test_inner_join_becomes_an_outer_one(spark: Any, tmp_path: Path) -> None:
     change = Change(spark, tmp_path, joined("inner"), joined("left_outer"), "append")
     migration = change.migrate()
@@ -414,9 +413,10 @@ def test_variables_are_dropped_with_what_belongs_to_them(spark: Any, tmp_path: P
     assert any("one=" in row or "[" in row for row in rows)
 
 
-@pytest.mark.soak
 @since("4.1", "transformWithState of rows in Python")
-@pytest.mark.parametrize("ttl", [None, DAY], ids=["", "ttl"])
+@pytest.mark.parametrize(
+    "ttl", [pytest.param(None, marks=pytest.mark.soak, id=""), pytest.param(DAY, id="ttl")]
+)
 def test_values_of_variables_are_widened(spark: Any, tmp_path: Path, ttl: int | None) -> None:
     """Derived states of lists and of values that expire are computed with them."""
 

@@ -282,7 +282,6 @@ IN_SOAK = {
     "dropDuplicates with watermark",
     "keys and values of a megabyte",
     "limit in complete mode",
-    "pandas state with processing-time timeout",
     "sink that reads twice, no state",
     "windows in complete mode",
     "windows in update mode",

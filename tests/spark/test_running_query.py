@@ -82,7 +82,7 @@ def state_content(query: Query) -> Counter[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checkpoint_format", [pytest.param(1, marks=pytest.mark.soak), 2])
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
 def test_commands_do_not_disturb_a_running_query(spark: Any, tmp_path: Path, checkpoint_format: int) -> None:
     query = Query(
         spark,

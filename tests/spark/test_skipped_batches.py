@@ -29,7 +29,11 @@ BATCH = 2
             id="file",
             marks=[pytest.mark.spark, pytest.mark.oldest],
         ),
-        pytest.param("directories", f"batch={BATCH}/_SUCCESS", "2", id="function"),
+        pytest.param(
+            *("directories", f"batch={BATCH}/_SUCCESS", "2"),
+            id="function",
+            marks=[pytest.mark.spark, pytest.mark.oldest],
+        ),
     ],
 )
 def test_query_killed_after_its_sinks_commit_equals_the_batch_answer(

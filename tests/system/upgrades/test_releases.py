@@ -24,12 +24,11 @@ QUERIES = [
 ]
 
 PLACES = [
-    # In CI each query goes on from one of them.
     pytest.param(
         *query.values,
         place,
         id=f"{query.id}-{place}",
-        marks=[] if (place == "checkpoint") == (query.values[1]["format"] == 1) else pytest.mark.soak,
+        marks=[] if place == "checkpoint" else pytest.mark.soak,
     )
     for query in QUERIES
     for place in ("checkpoint", "savepoint")

@@ -11,10 +11,12 @@ import pytest
 from spark_statestore.errors import (
     CheckpointIOError,
     CheckpointNotFoundError,
+    CorruptCheckpointError,
     IllegalStateError,
     OptionError,
 )
 from spark_statestore.operator_state import ListStateDescriptor, QueryOperatorState
+from spark_statestore.storage import METADATA_FILE_NAME
 from tests.support.trees import files_below
 
 OFFSETS = ListStateDescriptor("offsets", pa.int64())
@@ -100,6 +102,21 @@ def test_query_operator_state_refuses_invalid_arguments(tmp_path: Path) -> None:
         opened(str(tmp_path), num_retained=0)
     with pytest.raises(ValueError, match="negative"):
         add(opened(str(tmp_path)), -1, 0)
+
+
+def test_damaged_metadata_is_refused_by_path_and_left_alone(tmp_path: Path) -> None:
+    state = opened(str(tmp_path))
+    add(state, 0, 0)
+    add(state, 1, 1)
+    paths = sorted((tmp_path / "operator-state" / "rules").glob(f"chk-*/{METADATA_FILE_NAME}"))
+    paths[1].write_bytes(paths[1].read_bytes()[:-9])
+    before = files_below(tmp_path)
+    with pytest.raises(CorruptCheckpointError, match="batch 1") as raised:
+        add(opened(str(tmp_path)), 2, 2)
+    assert str(paths[1]) in str(raised.value)
+    assert files_below(tmp_path) == before
+    # Set back by one batch, the query continues from the complete one.
+    assert add(opened(str(tmp_path)), 1, 11) == [0, 11]
 
 
 def test_unwritable_location_fails_the_batch(tmp_path: Path) -> None:

@@ -206,9 +206,9 @@ class Bench:
             self.fs.wrapped.rm(root, recursive=True)
 
 
-def some(faults: Iterable[Fault], stride: int) -> Iterator[tuple[int, Fault]]:
-    """Yield numbered faults: all in soak, else one of `stride`, which covers all kinds and calls."""
-    return ((n, fault) for n, fault in enumerate(faults) if EFFORT > 1 or n % stride == 0)
+def some(faults: Iterable[Fault], stride: int, first: int = 0) -> Iterator[tuple[int, Fault]]:
+    """Yield numbered faults: all in soak, else one of `stride`, beginning with the first one."""
+    return ((n, fault) for n, fault in enumerate(faults) if EFFORT > 1 or n % stride == first)
 
 
 def brief(outcome: Rows | str) -> str:

@@ -39,6 +39,13 @@ def cleans(bench: Bench) -> None:
     bench.cleanup(3, 4)
 
 
+def cleans_elsewhere(bench: Bench) -> None:
+    own, bench.store = bench.store, bench.instance()
+    bench.store.load(bench.names[4])
+    bench.cleanup(3, 4)
+    bench.store = own
+
+
 @dataclass(frozen=True)
 class Pair:
     """An operation, and one that runs between two of its calls."""
@@ -47,10 +54,12 @@ class Pair:
     second: Step
 
 
-# `test_interleavings` has cleanups of another instance, and loads beside cleanups and other attempts.
+# `test_interleavings` has the others, with files in memory.
 PAIRS = {
     "load-and-commit": Pair(loads(4), commits_elsewhere),
+    "load-and-cleanup": Pair(loads(4), cleans),
     "cleanup-and-commit": Pair(cleans, commits),
+    "two-cleanups": Pair(cleans, cleans_elsewhere),
     "cleanup-and-another-attempt": Pair(cleans, replaces_the_newest),
     "commit-and-cleanup": Pair(commits, cleans),
 }

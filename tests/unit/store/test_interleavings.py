@@ -253,7 +253,10 @@ class Race(Pair[Bench]):
 
 
 @pytest.mark.parametrize("replacing", [False, True], ids=["new", "replacing"])
-@pytest.mark.parametrize("rows", [{}, {b"large": LARGE}], ids=["small", "large"])
+@pytest.mark.parametrize(
+    "rows",
+    [pytest.param({}, id="small"), pytest.param({b"large": LARGE}, id="large", marks=pytest.mark.slow)],
+)
 def test_concurrent_commits_of_one_version_publish_one_and_keep_both(rows: Rows, replacing: bool) -> None:
     for race, _, _ in interleavings(lambda: Race(rows, replacing=replacing), 2 if replacing else 1):
         race.check()
