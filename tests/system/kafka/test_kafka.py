@@ -22,12 +22,12 @@ pytestmark = pytest.mark.kafka
 
 KILLS = 2
 
-# Kafka's clients otherwise wait for two minutes.
+# Kafka's clients otherwise wait for two minutes. Beside other tests an answer may take seconds.
 IMPATIENT = {
-    "kafka.request.timeout.ms": "2000",
-    "kafka.default.api.timeout.ms": "3000",
-    "kafka.delivery.timeout.ms": "3000",
-    "kafka.max.block.ms": "3000",
+    "kafka.request.timeout.ms": "6000",
+    "kafka.default.api.timeout.ms": "10000",
+    "kafka.delivery.timeout.ms": "10000",
+    "kafka.max.block.ms": "10000",
     "kafka.session.timeout.ms": "1500",
     "kafka.heartbeat.interval.ms": "500",
 }
