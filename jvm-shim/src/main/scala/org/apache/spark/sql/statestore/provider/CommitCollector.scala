@@ -58,11 +58,8 @@ private[statestore] object CommitCollector {
     val (isNew, publication) = runs.synchronized {
       val current = runs.get(log)
       val isNew = current == null || current.id != run
-      if (isNew) {
-        if (current != null) leave(log, current)
-        runs.put(log, new Run(run, query))
-      }
-      (isNew, if (isNew) Option(current).flatMap(takePublication) else None)
+      if (isNew) runs.put(log, new Run(run, query))
+      (isNew, if (isNew && current != null) leave(log, current) else None)
     }
     publication.foreach(_.stop())
     if (isNew) endUnless(candidate => candidate.id == run || RunningQuery.isActive(candidate.query, candidate.id))
@@ -74,11 +71,11 @@ private[statestore] object CommitCollector {
   private def endUnless(isActive: Run => Boolean): Unit = {
     val (cancelled, publications) = runs.synchronized {
       val ended = runs.asScala.toSeq.filterNot { case (_, run) => isActive(run) }
-      ended.foreach { case (log, run) =>
+      val begun = ended.flatMap { case (log, run) =>
         runs.remove(log)
         leave(log, run)
       }
-      (leftovers.values.asScala.flatMap(_.asScala).toSeq, ended.flatMap { case (_, run) => takePublication(run) })
+      (leftovers.values.asScala.flatMap(_.asScala).toSeq, begun)
     }
     publications.foreach(_.stop())
     cancelled.foreach { commit =>
@@ -87,9 +84,11 @@ private[statestore] object CommitCollector {
     }
   }
 
-  // A later run of the log waits for the end of the commits of earlier ones.
-  private def leave(log: String, run: Run): Unit =
+  // A later run of the log waits for the end of the commits of earlier ones. The caller stops the publication.
+  private def leave(log: String, run: Run): Option[EarlyPublication] = {
     if (!run.commits.isEmpty) leftovers.computeIfAbsent(log, _ => new JLinkedHashSet[PendingCommit]).addAll(run.commits)
+    takePublication(run)
+  }
 
   private def forgetEnded(commit: PendingCommit): Unit = if (commit.release()) runs.synchronized {
     leftovers.values.removeIf { commits =>
@@ -191,6 +190,17 @@ private[statestore] object CommitCollector {
       if (queue.isFull(together)) queues.remove(commit.client.backend) else null
     }
     if (full != null) execute(() => sendTogether(full.commits.toSeq))
+  }
+
+  /** Waits for a latch, which may be replaced meanwhile; an interrupt of the thread is kept for later. */
+  private[provider] def awaitUninterruptibly(latch: => CountDownLatch): Unit = {
+    var interrupted = false
+    while (latch.getCount > 0) {
+      try latch.await() catch {
+        case _: InterruptedException => interrupted = true
+      }
+    }
+    if (interrupted) Thread.currentThread.interrupt()
   }
 
   /** Sends a commit that waits for others. */
@@ -329,13 +339,7 @@ private[statestore] object CommitCollector {
 
     def stop(): Unit = {
       cancel(true)
-      var interrupted = false
-      while (ended.getCount > 0) {
-        try ended.await() catch {
-          case _: InterruptedException => interrupted = true
-        }
-      }
-      if (interrupted) Thread.currentThread.interrupt()
+      awaitUninterruptibly(ended)
     }
   }
 

@@ -189,12 +189,6 @@ private[statestore] final class PendingCommit(
   /** Waits for the end, also if the thread is interrupted: the caller would change the state that is read. */
   def awaitUninterruptibly(): Unit = {
     CommitCollector.expedite(this)
-    var interrupted = false
-    while (!hasEnded) {
-      try ended.await() catch {
-        case _: InterruptedException => interrupted = true
-      }
-    }
-    if (interrupted) Thread.currentThread.interrupt()
+    CommitCollector.awaitUninterruptibly(ended)
   }
 }
