@@ -275,8 +275,9 @@ private[statestore] object CommitCollector {
     } catch {
       case e: InterruptedException =>
         commits.foreach(_.cancel())
-        commits.foreach(_.awaitUninterruptibly())
+        // It may be writing a commit alone, which the cancellation does not reach.
         publication.foreach(_.stop())
+        commits.foreach(_.awaitUninterruptibly())
         throw e
     } finally {
       runs.synchronized(commits.foreach(run.commits.remove))
