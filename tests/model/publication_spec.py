@@ -94,11 +94,13 @@ class PublicationSpec:
         if state.early == "sent":
             yield from self._answer(state)
         elif state.early == "answered":
-            yield from self._alone_early(state)
+            end = ("end early", state._replace(early="done"))
+            yield from self._missing_alone(state, end, state._replace(early="failed", missing=frozenset()))
         if state.step == "tasks":
             yield from self._tasks(state)
         elif state.step == "barrier":
-            yield from self._barrier(state)
+            end = ("commit", state._replace(step="committed"))
+            yield from self._missing_alone(state, end, state._replace(step="failed"))
 
     def _can_forget(self, state: State) -> bool:
         if state.objects == self.objects or "runs in use are forgotten" in self.faults:
@@ -162,26 +164,19 @@ class PublicationSpec:
             yield "fail early", state._replace(early="failed")
         yield "answer early", state._replace(early="answered", missing=missing)
 
-    def _alone_early(self, state: State) -> Iterator[tuple[str, State]]:
-        if not state.missing:
-            yield "end early", state._replace(early="done")
-        for position in state.missing:
-            if len(state.stores[position].attempts) > 1:
-                yield f"refuse store {position} early", state._replace(early="failed", missing=frozenset())
-                continue
-            next_state = state._replace(missing=state.missing - {position})
-            yield from self._alone(_opened(next_state, position), position, 0)
-
     def _can_publish(self, state: State) -> bool:
         return state.early in ("", "done", "failed") or "the barrier does not wait" in self.faults
 
-    def _barrier(self, state: State) -> Iterator[tuple[str, State]]:
+    def _missing_alone(
+        self, state: State, end: tuple[str, State], failed: State
+    ) -> Iterator[tuple[str, State]]:
+        """Yield the writes of what an answer names as missing, and the end after the last one."""
         if not state.missing:
-            yield "commit", state._replace(step="committed")
+            yield end
         for position in state.missing:
             if len(state.stores[position].attempts) > 1:
                 # The store has gone on.
-                yield f"refuse store {position}", state._replace(step="failed")
+                yield f"refuse store {position}", failed
                 continue
             next_state = state._replace(missing=state.missing - {position})
             yield from self._alone(_opened(next_state, position), position, 0)
