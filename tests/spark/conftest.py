@@ -16,7 +16,7 @@ from tests.spark.harness import ROCKSDB, Open, Provider, Store
 from tests.support.slow import SlowStorage
 
 
-# That Spark's own provider behaves like this changes with its pinned version alone.
+# Spark's own provider is pinned: only a new version of Spark can behave otherwise.
 @pytest.fixture(params=[OURS, pytest.param(ROCKSDB, marks=pytest.mark.soak)], ids=["ours", "rocksdb"])
 def provider_class(request: pytest.FixtureRequest) -> str:
     return request.param

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 FIGURES = ("numRowsTotal", "memoryUsedBytes")
 CUSTOM_FIGURES = ("stateTableMaxRows", "checkpointBytesWritten", "checkpointMaxChainLength")
 
-# What the server has read is kept beyond its end, in the format with a serializer of this package's.
+# The server keeps the figures beyond its end, in the format for which this package has a serializer.
 STORE = ("spark.history.store.path={directory}/store", "spark.history.store.serializer=PROTOBUF")
 
 Ended = tuple[Path, list[dict[str, Any]]]

@@ -19,7 +19,7 @@ ROWS = {
     "few keys": {"keys": 30, "largest": 40_000, "steps": 60_000},
 }
 
-# Whether a table has lists, and the number of prefixes.
+# True for a table with lists; the number of prefixes.
 TABLES = {"one value": (False, 0), "lists": (True, 0), "prefixes": (False, 40), "both": (True, 40)}
 
 # Limits of the heap in bytes, each with its number of random sequences.
