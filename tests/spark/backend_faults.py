@@ -6,12 +6,12 @@ import contextlib
 import itertools
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from spark_statestore.testing.faults_plan import Fault, FaultKind
+from tests.support.commands import interpreter
 from tests.support.paths import ROOT
 from tests.unit.files.local_disk import Directory, LocalDisk, installed
 
@@ -38,13 +38,9 @@ class FaultyBackend:
         self._numbers = itertools.count()
         self.files = directory / _FILES
         self.files.mkdir(parents=True)
-        self.python = str(directory / "python")
         path = f"{ROOT}/tests/spark/faulty_backend:{ROOT}"
-        Path(self.python).write_text(
-            f'#!/bin/sh\nexport BACKEND_FAULTS={directory} PYTHONPATH="{path}:$PYTHONPATH"\n'
-            f'exec {sys.executable} "$@"\n'
-        )
-        Path(self.python).chmod(0o755)
+        commands = f'export BACKEND_FAULTS={directory} PYTHONPATH="{path}:$PYTHONPATH"'
+        self.python = interpreter(directory, commands)
 
     def strike(self, kind: FaultKind | Literal["kill_after", "kill_driver", "orphan"], at: int) -> None:
         """Inject a fault into a future call, by its number.

@@ -38,6 +38,7 @@ from tests.spark.counting import (
 )
 from tests.spark.harness import Provider, Store
 from tests.spark.queries import unload_all
+from tests.support.commands import interpreter
 from tests.support.paths import ROOT
 from tests.support.s3 import new_bucket, s3_service
 
@@ -72,14 +73,6 @@ def own_backends(jvm: int) -> list[psutil.Process]:
 def only_backend(jvm: int) -> psutil.Process:
     assert wait_until(lambda: len(own_backends(jvm)) == 1 and socket_of(own_backends(jvm)[0]).exists(), 20)
     return own_backends(jvm)[0]
-
-
-def interpreter(directory: Path, commands: str) -> str:
-    """Return an interpreter, for the option ``python``, before which a shell runs commands."""
-    script = directory / "python"
-    script.write_text(f'#!/bin/sh\n{commands}\nexec {sys.executable} "$@"\n')
-    script.chmod(0o755)
-    return str(script)
 
 
 _RECORDS_CLOSED = """

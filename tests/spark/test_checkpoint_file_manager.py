@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 from typing import Any, Literal
 
@@ -287,13 +286,7 @@ def test_stopped_query_waits_for_the_file_that_it_writes(spark: Any, tmp_path: P
     wait_for_batch(query, 1)
     with storage.hanging("write", "/offsets/") as hang:
         hang.wait()
-        stopping = threading.Thread(target=query.stop)
-        stopping.start()
-        stopping.join(1.5)
-        assert stopping.is_alive()
-        hang.release()
-        stopping.join(60)
-        assert not stopping.is_alive()
+        hang.holds_back(query.stop, 1.5)
     entries = [int(path.name) for path in (storage.directory / "checkpoint" / "offsets").iterdir()]
     # Otherwise the file could appear after the next run has looked for it.
     run_to(session, checkpoint, max(entries) + 1)

@@ -54,14 +54,15 @@ def formats(query: Query) -> list[int]:
     return logged
 
 
-def expected(batches: list[list[dict[str, Any]]]) -> Output:
-    """Return the counts of batches."""
-    numbers: Counter[Any] = Counter()
-    output = []
-    for number, rows in enumerate(batches):
-        numbers.update(row["id"] for row in rows)
-        output.append((number, Counter(f"Row(id={n}, n={numbers[n]})" for n in {row["id"] for row in rows})))
-    return output
+def counts_after(*batches: list[dict[str, Any]]) -> Output:
+    """Return the output of a query of these counts for each batch."""
+    totals: Counter[int] = Counter()
+    outputs = []
+    for number, batch in enumerate(batches):
+        totals.update(row["id"] for row in batch)
+        keys = {row["id"] for row in batch}
+        outputs.append((number, Counter(f"Row(id={key}, n={totals[key]})" for key in keys)))
+    return outputs
 
 
 def run_in(query: Query, batches: list[list[dict[str, Any]]], version: int | None) -> Output:
@@ -86,7 +87,7 @@ def test_checkpoint_keeps_its_format(spark: Any, tmp_path: Path, own: int, sessi
     query = make(spark, tmp_path)
     batches = events.batches(3)
     outputs = run_in(query, batches[:2], own) + run_in(query, batches[2:], session)
-    assert outputs == expected(batches)
+    assert outputs == counts_after(*batches)
     assert formats(query) == [own] * 3
 
 
@@ -132,7 +133,7 @@ def test_clone_takes_a_query_to_format_2(spark: Any, tmp_path: Path) -> None:
     query.checkpoint = tmp_path / "clone"
     output += run_in(query, batches[2:], None)
     assert formats(query) == [2] * 2, "the batch of the copy, and another one"
-    assert output == expected(batches)
+    assert output == counts_after(*batches)
 
 
 @pytest.mark.parametrize(("first", "second"), [(SPARKS, OURS), (OURS, SPARKS)], ids=["sparks", "ours"])
@@ -141,7 +142,7 @@ def test_checkpoint_keeps_its_provider(spark: Any, tmp_path: Path, first: str, s
     batches = events.batches(2)
     output = run_in(query, batches[:1], None)
     query.session_provider = second
-    assert output + run_in(query, batches[1:], None) == expected(batches)
+    assert output + run_in(query, batches[1:], None) == counts_after(*batches)
     assert formats(query) == [DEFAULT if first == OURS else 1] * 2
 
 

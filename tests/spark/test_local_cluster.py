@@ -12,7 +12,7 @@ import pytest
 import spark_statestore
 from spark_statestore.options import OPTION_PREFIX
 from tests.spark.counting import Program, cluster_environment, is_gone, kill, wait_until
-from tests.spark.test_backend_lifecycle import interpreter
+from tests.support.commands import interpreter
 from tests.support.effort import EFFORT
 from tests.support.slow import SlowStorage
 from tests.support.spark_versions import is_since

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,12 +79,7 @@ def test_task_that_runs_again_waits_for_the_commit_of_the_attempt_before(
     with slow.hanging("write", "/0/0/") as hang:
         begin(executor, 0, None, {A: value(0, LARGE)}).commit()
         hang.wait()
-        again = threading.Thread(target=lambda: opened.append(executor.open(0)))
-        again.start()
-        again.join(0.5)
-        assert again.is_alive()
-        hang.release()
-        again.join(60)
+        hang.holds_back(lambda: opened.append(executor.open(0)))
     (store,) = opened
     store.put(B, value(1))
     store.commit()
@@ -110,12 +104,7 @@ def test_commits_are_published_while_the_offsets_are_written(
     with slow.hanging("write", "/_merged/") as hang:
         offsets.write("0", b"offsets of the batch")
         hang.wait()
-        barrier = threading.Thread(target=later.barrier)
-        barrier.start()
-        barrier.join(0.5)
-        assert barrier.is_alive()
-        hang.release()
-        barrier.join(60)
+        hang.holds_back(later.barrier)
     # Without commits there is nothing to publish.
     offsets.write("1", b"offsets of the next batch")
     begin(later, 2, None, {B: value(2)}).commit()

@@ -17,7 +17,7 @@ from spark_statestore.query import QueryCheckpoint
 from tests.spark import events
 from tests.spark.processors_query import NO_EMPTY_BATCHES
 from tests.spark.queries import JOIN_FORMAT, Output, Query, unload_all
-from tests.spark.test_checkpoint_formats import FORMAT
+from tests.spark.test_checkpoint_formats import FORMAT, counts, counts_after
 from tests.spark.test_restore import every_operator
 from tests.support.effort import EFFORT
 from tests.support.spark_versions import NEWEST_JOIN_FORMAT, is_since
@@ -35,21 +35,6 @@ def make(
 ) -> Query:
     settings = NO_EMPTY_BATCHES | {JOIN_FORMAT: f"{NEWEST_JOIN_FORMAT}"} | confs
     return Query(spark, directory, build, mode, events.SCHEMA, checkpoint_format=2, confs=settings)
-
-
-def counts(stream: Any) -> Any:
-    return stream.groupBy("id").count()
-
-
-def counts_after(*batches: list[dict[str, Any]]) -> Output:
-    """Return what a query of these counts returns of each batch."""
-    totals: Counter[int] = Counter()
-    outputs = []
-    for number, batch in enumerate(batches):
-        totals.update(row["id"] for row in batch)
-        keys = {row["id"] for row in batch}
-        outputs.append((number, Counter(f"Row(id={key}, count={totals[key]})" for key in keys)))
-    return outputs
 
 
 def run_with(query: Query, partitions: str | None, *batches: list[dict[str, Any]]) -> Output:

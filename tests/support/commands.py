@@ -44,3 +44,11 @@ def environment_with(directory: Path, *packages: str) -> Path:
 def install(python: Path, *packages: str) -> None:
     command = [python, "-m", "pip", "install", "--quiet", "--no-compile", *packages]
     run(command, cwd=python.parent, timeout=1800)
+
+
+def interpreter(directory: Path, commands: str) -> str:
+    """Make an interpreter, for the option ``python``, before which a shell runs commands; return its path."""
+    script = directory / "python"
+    script.write_text(f'#!/bin/sh\n{commands}\nexec "{sys.executable}" "$@"\n')
+    script.chmod(0o755)
+    return str(script)

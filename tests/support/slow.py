@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.spark.counting import wait_until
+from tests.support.commands import interpreter
 from tests.support.paths import ROOT
 
 DRIVERS = Path(__file__).parent / "drivers"
@@ -44,11 +45,8 @@ class SlowStorage:
 
     def interpreter(self) -> str:
         """Return a Python with this environment, for the option ``python``."""
-        script = self._scratch / "python"
         lines = [f'export {name}="{value}"' for name, value in self.environment.items()]
-        script.write_text("\n".join(["#!/bin/sh", *lines, f'exec "{sys.executable}" "$@"', ""]))
-        script.chmod(0o755)
-        return str(script)
+        return interpreter(self._scratch, "\n".join(lines))
 
     def calls(self, **behaviour: Any) -> None:
         """Set the behaviour of calls from now on; see the driver."""
@@ -88,3 +86,13 @@ class Hang:
 
     def release(self) -> None:
         self.file.touch()
+
+    def holds_back(self, function: Callable[[], object], seconds: float = 0.5) -> None:
+        """Check that a function waits for the call, and ends once it is released."""
+        thread = threading.Thread(target=function)
+        thread.start()
+        thread.join(seconds)
+        assert thread.is_alive()
+        self.release()
+        thread.join(60)
+        assert not thread.is_alive()

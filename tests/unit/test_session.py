@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import re
-import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ import spark_statestore
 from spark_statestore import IncompatibleSparkError, SessionError, session
 from spark_statestore.errors import OptionError
 from spark_statestore.options import OPTION_PREFIX
+from tests.support.commands import run
 from tests.support.paths import ROOT
 
 CUSTOM_METRICS = "spark.sql.streaming.ui.enabledCustomMetricList"
@@ -231,15 +231,10 @@ def archive() -> Path:
     return Path(session._package_archive())
 
 
-def run(archive: Path, program: str) -> str:
+def run_with(archive: Path, program: str) -> str:
     """Run a program with the archive alone: not this package, and no working directory, on the path."""
     environment = os.environ | {"PYTHONPATH": str(archive), "PYTHONSAFEPATH": "1"}
-    command = [sys.executable, "-c", program]
-    process = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=environment, cwd=archive.parent
-    )
-    assert process.returncode == 0, process.stderr
-    return process.stdout
+    return run([sys.executable, "-c", program], env=environment, cwd=archive.parent).stdout
 
 
 def test_archive_packages_are_the_import_closure_of_executor_code() -> None:
@@ -264,7 +259,7 @@ for name in {names!r}:
     assert module.__file__.startswith({str(archive)!r}), module.__file__
 print(*(name for name in sys.modules if name.startswith("spark_statestore.")))
 """
-    loaded = set(run(archive, program).split())
+    loaded = set(run_with(archive, program).split())
     assert loaded <= closure()
 
 
@@ -284,7 +279,7 @@ for batch in range(3):
         state.add(batch)
         print(*state.get())
 """
-    assert run(archive, program).splitlines() == ["0", "0 1", "0 1 2"]
+    assert run_with(archive, program).splitlines() == ["0", "0 1", "0 1 2"]
 
 
 def test_driver_only_function_names_itself_and_the_remedy(archive: Path) -> None:
@@ -298,8 +293,8 @@ for name in spark_statestore.__all__:
         assert "on the driver" in str(error)
         print(name)
 """
-    assert "write_state" in run(archive, program).split()
-    assert "configure" not in run(archive, program).split()
+    assert "write_state" in run_with(archive, program).split()
+    assert "configure" not in run_with(archive, program).split()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -315,7 +310,6 @@ if os.fork() == 0:
 assert os.wait()[1] == 0
 print(archive, os.path.exists(archive))
 """
-    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    archive, exists = process.stdout.split()
+    archive, exists = run([sys.executable, "-c", program]).stdout.split()
     assert exists == "True"
     assert not Path(archive).parent.exists()
