@@ -102,7 +102,7 @@ class HandleContext:
         CheckpointIOError
             If storage cannot tell.
         """
-        if not _stays_below(relative) or not self._is_own(relative):
+        if not self._is_own(relative):
             raise CorruptCheckpointError(
                 f"a handle of {self.files.url(self.directory)} points outside of that directory, to "
                 f"{relative!r:.200}, or "
