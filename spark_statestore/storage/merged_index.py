@@ -112,6 +112,11 @@ def place_of(path: str) -> Place | None:
     return store, checkpoint, suffix[1:] or None
 
 
+def _preference(name: PhysicalName) -> tuple[bool, int, PhysicalName]:
+    # A copy counts rather than the files that it replaces, which are deleted; of these, copies have lower numbers.
+    return name.is_copy, name.number if name.is_copy else 0, name
+
+
 def _order_of(logical: LogicalFile) -> tuple[int, str]:
     # Two runs that do not know of each other give the same rank; every run must prefer the same attempt.
     return logical.rank, "" if logical.rank == UNRANKED else logical.attempt_id
@@ -227,7 +232,7 @@ class MergedIndex:
             # one.
             if copy is not None and copy.physical is not self.elsewhere:
                 present_name = copy.physical.name
-                if present_name is None or present_name > name:
+                if present_name is None or _preference(present_name) > _preference(name):
                     continue
             if copy is not None:
                 self.remove(copy)
@@ -301,6 +306,9 @@ class MergedIndex:
             # The numbers of the others stay without gaps, see `MergedLookup.is_newest`.
             number, write = max(numbers, default=(0, 0))
             return PhysicalName(oldest, newest, number, write=write + 1)
+        if is_copy:
+            # Of two copies the newer one counts, see `_preference`.
+            numbers += [(name.number, name.write) for name in names if name.is_copy]
         return PhysicalName(oldest, newest, max(numbers, default=(-1, 0))[0] + 1, is_copy)
 
     def place(

@@ -14,7 +14,7 @@ from spark_statestore.files.retry import RetryingFileSystem
 from spark_statestore.storage import CheckpointName, merged_index
 from spark_statestore.storage.merged_file_system import MergedFileSystem
 from spark_statestore.storage.merged_files import MergedFiles
-from spark_statestore.storage.merged_index import LogicalFile, MergedIndex
+from spark_statestore.storage.merged_index import LogicalFile, MergedIndex, PhysicalFile
 from tests.unit.storage.merged import STATE, allow, attempt, metadata, names, path, publish
 
 
@@ -292,6 +292,43 @@ def test_copy_that_a_crash_left_is_deleted(files: MemoryFileSystem, sparse: Merg
         after.discard(path(f"0/{number}", 1, number + 1))
     after.sweep()
     assert names(files) == ["1-1-1-copy", "2-2-0"]
+
+
+def test_copy_counts_for_a_run_that_lists_before_its_sources_are_deleted(
+    files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merged_index, "_LITTLE", 0)
+    merged, other = MergedFiles(files, STATE), MergedFiles(files, STATE)
+    for version in (1, 2, 3):
+        publish(merged, *((path(f"0/{i}", version, version * 10 + i), version * 10 + i) for i in range(10)))
+    for version, kept in ((1, 0), (2, 1)):
+        for i in set(range(10)) - {kept}:
+            merged.discard(path(f"0/{i}", version, version * 10 + i))
+    delete = files.delete_files
+
+    def list_and_delete(paths: Sequence[str]) -> None:
+        other.list_files(STATE)
+        delete(paths)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "delete_files", list_and_delete)
+        merged.sweep()
+    assert names(files) == ["1-2-0-copy", "3-3-0"]
+    other.look_for_others(time.monotonic())
+    assert MergedFileSystem(files, other).read(path("0/1", 2, 21)) == bytes(metadata(21))
+    # What else is in the copy expires.
+    other.discard(path("0/0", 1, 10))
+    publish(other, (path("0/0", 4, 40), 40))
+    other.sweep()
+    assert MergedFiles(files, STATE).find(path("0/1", 2, 21)) is not None
+
+
+def test_copy_has_a_higher_number_than_any_other_copy() -> None:
+    index = MergedIndex()
+    assert index.next_name([1, 9], is_copy=True).number == 0
+    index.physical[index.next_name([1, 9], is_copy=True)] = PhysicalFile()
+    assert index.next_name([2, 5], is_copy=True).number == 1
+    assert index.next_name([2, 5]).number == 0
 
 
 def test_reader_follows_a_rewrite(files: MemoryFileSystem, sparse: MergedFiles) -> None:
