@@ -5,7 +5,6 @@ import java.util.concurrent.{CountDownLatch, ExecutionException, FutureTask, Thr
 
 import scala.collection.mutable.ArrayBuffer
 import scala.jdk.CollectionConverters._
-import scala.util.control.NonFatal
 
 import org.apache.spark.{SparkContext, SparkEnv, TaskContext}
 import org.apache.spark.sql.execution.streaming.state.StateStoreId
@@ -222,7 +221,8 @@ private[statestore] object CommitCollector {
       commits.foreach(_.runBy(Thread.currentThread))
       val replies =
         try StoreCommit.publishTogether(commits.map(_.commit)) catch {
-          case NonFatal(_) | _: OutOfMemoryError => new Array[CommitReply](commits.size)
+          // Also of an interrupt, by which one of them was cancelled: a commit that never ends blocks its batch and the next run.
+          case _: Throwable => new Array[CommitReply](commits.size)
         }
       commits.foreach(_.runBy(null))
       Thread.interrupted()
