@@ -235,21 +235,27 @@ def test_upgrade_of_a_read_store_needs_no_load(instance: Open) -> None:
 
 
 @both_formats
-def test_upgrade_accepts_the_read_store_of_another_operator(
-    instance: Open, spark: Any, tmp_path: Path
+def test_upgrade_does_not_take_the_state_of_another_operator(
+    instance: Open, spark: Any, tmp_path: Path, checkpoint_format: int
 ) -> None:
+    # The operators of a batch have the same version, in v1 and of new queries without an id that differs.
+    version = 2 - checkpoint_format
     provider = instance()
-    first = commit(provider, 0, None, {A: value(1)})
-    other_provider = Provider(spark, f"file:{tmp_path}", operator=7)
-    foreign = other_provider.open_read(0)
-    store = provider.upgrade(foreign, 1, first, owner=other_provider)
-    assert store.get(A) == value(1)
+    other_provider = Provider(
+        spark, f"file:{tmp_path}", operator=7, checkpointFormatVersion=str(checkpoint_format)
+    )
+    first = commit(provider, 0, None, {A: value(1)}) if version else None
+    other_first = commit(other_provider, 0, None, {C: value(3)}) if version else None
+    foreign = other_provider.open_read(version, other_first)
+    store = provider.upgrade(foreign, version, first, owner=other_provider)
+    assert store.rows() == ([(A, value(1))] if version else [])
     store.put(B, value(2))
     store.commit()
-    assert foreign.rows() == []
+    assert foreign.rows() == ([(C, value(3))] if version else [])
     foreign.release()
     other_provider.close()
-    assert read(provider, 2, store.checkpoint_id) == {A: value(1), B: value(2)}
+    expected = {A: value(1), B: value(2)} if version else {B: value(2)}
+    assert read(instance(), version + 1, store.checkpoint_id) == expected
 
 
 def test_read_store_is_isolated_from_commits(instance: Open) -> None:

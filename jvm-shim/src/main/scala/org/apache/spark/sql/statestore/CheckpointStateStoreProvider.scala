@@ -166,7 +166,7 @@ class CheckpointStateStoreProvider
       forceSnapshotOnCommit: Boolean): Option[StateStore] = {
     val writer = readStore match {
       case reader: CheckpointReadStateStore
-        if reader.version == version && reader.checkpointId == stateStoreCkptId =>
+        if reader.isOf(this) && reader.version == version && reader.checkpointId == stateStoreCkptId =>
         awaitEarlierRuns()
         synchronized {
           val shared = reader.sharedContent
@@ -346,17 +346,11 @@ class CheckpointStateStoreProvider
     result.get
   }
 
-  private[statestore] def abort(store: CheckpointStateStore, state: LoadedState): Unit = synchronized {
+  private[statestore] def abort(store: CheckpointStateStore, state: LoadedState, isQuiet: Boolean): Unit = synchronized {
     writers.remove(store)
+    def undo(): Unit = if (isQuiet) state.rollback() else throw EndedStoreException.inUse(store.version, toString)
     if (state.isWriter(store)) {
-      try state.rollback() catch {
-        case e: Throwable =>
-          // What is in memory is unknown.
-          if (content eq state) replaceContent(null)
-          throw e
-      } finally {
-        state.release(store)
-      }
+      try if (content eq state) orDropped(undo()) else undo() finally state.release(store)
     }
   }
 
@@ -418,15 +412,15 @@ class CheckpointStateStoreProvider
       writers.removeIf(_.version < version)
       val isFree = content != null && content.isIdle
       val usable = from.isEmpty && content != null && {
-        if (isFree) content.rewind(version, ckptId) else !forWriting && content.canRead(version, ckptId)
+        if (isFree) orDropped(content.rewind(version, ckptId)) else !forWriting && content.canRead(version, ckptId)
       }
       if (usable) {
-        if (isFree && content.compactIfWanted()) counters.compactions += 1
+        if (isFree && orDropped(content.compactIfWanted())) counters.compactions += 1
         hold(content)
       } else if (isFree) {
         warnOfOtherAttempt(version, ckptId)
         // Any other state is freed before the load.
-        if (from.isEmpty && content.rewindBefore(version)) earlier = Some(content) else content.drop()
+        if (from.isEmpty && orDropped(content.rewindBefore(version))) earlier = Some(content) else content.drop()
         content = null
       }
       usable
@@ -440,6 +434,13 @@ class CheckpointStateStoreProvider
     }
     if (version == 0) client.backend.prestart()
     counters.loadNanos += System.nanoTime() - start
+  }
+
+  // What is in memory after a change of it has failed is unknown: the next task loads it.
+  private def orDropped[T](change: => T): T = try change catch {
+    case e: Throwable =>
+      replaceContent(null)
+      throw e
   }
 
   // Has a store hold a state that was loaded for it, which stays in memory unless another one is in use.

@@ -102,6 +102,11 @@ private[statestore] object EndedStoreException {
       "which Spark has committed, or the store was unloaded. Nothing is lost: another attempt commits it, and a retry of the task " +
       "starts from the committed version.")
 
+  /** The error of an abort while a thread of the task still writes. */
+  def inUse(version: Long, store: String): EndedStoreException = new EndedStoreException(version,
+    s"the changes to version $version of $store were not undone in memory: ten seconds after its task ended, a thread of the task is " +
+      "still inside an operation. Nothing is lost: the next task loads the version from the checkpoint.")
+
   private def condition: String = if (hasStamps) InvalidStamp else "STATE_STORE_OPERATION_OUT_OF_ORDER"
 
   private def parameters(version: Long, message: String): Map[String, String] =

@@ -128,7 +128,14 @@ private[statestore] sealed abstract class LoadedStateReader(
   /** Begins an operation on tables, which `lease.exit` ends. */
   protected def enter(): Boolean = {
     requireOpen()
-    lease.enter()
+    val pinned = lease.enter()
+    // `abort` waits for the operations of other threads that have begun before the store took no more.
+    try if (pinned) requireOpen() catch {
+      case e: EndedStoreException =>
+        lease.exit(pinned)
+        throw e
+    }
+    pinned
   }
 
   /** Runs an operation on tables under the store's lease on their memory. */
@@ -241,6 +248,9 @@ private[statestore] final class CheckpointReadStateStore(
   }
 
   def sharedContent: LoadedState = content
+
+  /** True if a provider has opened the store: other operators have the same versions, and stores of other runs the same id. */
+  def isOf(opener: CheckpointStateStoreProvider): Boolean = provider eq opener
 
   override def abort(): Unit = release()
 
@@ -410,7 +420,7 @@ private[statestore] final class CheckpointStateStore(
     requireFamilies("remove_col_family")
     FamilyNames.requireFree("remove_col_family", colFamilyName, isInternal = false)
     visibility()
-    val removed = provider.declared.remove(content, colFamilyName)
+    val removed = leased(provider.declared.remove(content, colFamilyName))
     releaseWrites()
     removed
   }
@@ -433,7 +443,8 @@ private[statestore] final class CheckpointStateStore(
     if (state == Updating) {
       leased {
         state = Aborted
-        provider.abort(this, content)
+        // Spark does not wait for its state server for Python, which may be inside an operation as the task ends.
+        provider.abort(this, content, isQuiet = lease.awaitOthers())
       }
     }
   }

@@ -1,7 +1,9 @@
 package org.apache.spark.sql.statestore.table
 
 import java.lang.ref.Cleaner
+import java.util.concurrent.TimeUnit
 import java.util.concurrent.atomic.AtomicInteger
+import java.util.concurrent.locks.LockSupport
 
 /**
  * The memory that one store's tables no longer use, with the leases of those that may still read it. It is unmapped
@@ -96,6 +98,14 @@ private[statestore] final class ReadLease private[table] (retiredMemory: Retired
   def exit(pinned: Boolean): Unit = if (pinned) {
     pins.decrementAndGet()
     if (closedByOwner) endIfUnused()
+  }
+
+  /** Waits until no thread but the calling one is inside an operation; false if one is after ten seconds. */
+  def awaitOthers(): Boolean = {
+    val own = if (Thread.currentThread eq owner) 0 else 1
+    val end = System.nanoTime() + TimeUnit.SECONDS.toNanos(10)
+    while (pins.get > own && System.nanoTime() - end < 0L) LockSupport.parkNanos(100000L)
+    pins.get <= own
   }
 
   /** Refuses further operations. Idempotent. */
