@@ -113,7 +113,8 @@ def place_of(path: str) -> Place | None:
 
 
 def _preference(name: PhysicalName) -> tuple[bool, int, PhysicalName]:
-    # A copy counts rather than the files that it replaces, which are deleted; of these, copies have lower numbers.
+    # A copy counts rather than the files that it replaces, which are deleted. Copies among these have lower
+    # numbers.
     return name.is_copy, name.number if name.is_copy else 0, name
 
 

@@ -27,11 +27,11 @@ _DISCARDED: Final = f"{_SCENARIOS}::test_discarded_version_error_names_retained_
 
 _VERSIONS: Final = (
     Mutant(
-        "upgrade-takes-a-reader-of-any-version",
+        "upgrade-takes-a-reader-of-any-operator",
         _CLASS,
+        "if reader.isOf(this) && reader.version == version && reader.checkpointId == stateStoreCkptId =>",
         "if reader.version == version && reader.checkpointId == stateStoreCkptId =>",
-        "if reader.checkpointId == stateStoreCkptId =>",
-        (f"{_SCENARIOS}::test_upgrade_accepts_the_read_store_of_another_operator",),
+        (f"{_SCENARIOS}::test_upgrade_does_not_take_the_state_of_another_operator",),
         "An operator writes to its own state, whichever read store Spark passes to it.",
     ),
     Mutant(

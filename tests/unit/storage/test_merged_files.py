@@ -298,28 +298,28 @@ def test_copy_counts_for_a_run_that_lists_before_its_sources_are_deleted(
     files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(merged_index, "_LITTLE", 0)
-    merged, other = MergedFiles(files, STATE), MergedFiles(files, STATE)
+    merged, reader = MergedFiles(files, STATE), MergedFiles(files, STATE)
     for version in (1, 2, 3):
         publish(merged, *((path(f"0/{i}", version, version * 10 + i), version * 10 + i) for i in range(10)))
-    for version, kept in ((1, 0), (2, 1)):
-        for i in set(range(10)) - {kept}:
+    for version, store in ((1, 0), (2, 1)):
+        for i in set(range(10)) - {store}:
             merged.discard(path(f"0/{i}", version, version * 10 + i))
     delete = files.delete_files
 
-    def list_and_delete(paths: Sequence[str]) -> None:
-        other.list_files(STATE)
+    def delete_after_listing(paths: Sequence[str]) -> None:
+        reader.list_files(STATE)
         delete(paths)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "delete_files", list_and_delete)
+        patch.setattr(files, "delete_files", delete_after_listing)
         merged.sweep()
     assert names(files) == ["1-2-0-copy", "3-3-0"]
-    other.look_for_others(time.monotonic())
-    assert MergedFileSystem(files, other).read(path("0/1", 2, 21)) == bytes(metadata(21))
+    reader.look_for_others(time.monotonic())
+    assert MergedFileSystem(files, reader).read(path("0/1", 2, 21)) == bytes(metadata(21))
     # What else is in the copy expires.
-    other.discard(path("0/0", 1, 10))
-    publish(other, (path("0/0", 4, 40), 40))
-    other.sweep()
+    reader.discard(path("0/0", 1, 10))
+    publish(reader, (path("0/0", 4, 40), 40))
+    reader.sweep()
     assert MergedFiles(files, STATE).find(path("0/1", 2, 21)) is not None
 
 
