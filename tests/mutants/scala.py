@@ -20,6 +20,7 @@ _FAMILIES: Final = f"{_TESTS}/test_provider_families.py"
 _EVOLUTION: Final = (
     f"{_TESTS}/test_provider_evolution.py::test_values_are_converted_once_and_older_versions_keep_theirs"
 )
+_FOREACH: Final = "tests/spark/test_foreach_batch.py"
 _HANDED_OVER: Final = f"{_TESTS}/test_handed_over_commits.py"
 _PENDING: Final = f"{_TESTS}/test_pending_commits.py"
 _METRICS: Final = f"{_TESTS}/test_queries_metrics.py"
@@ -322,6 +323,14 @@ _COMMITS: Final = (
         "groupBy(_.client.backend).values.drop(1).foreach(publish)",
         (f"{_HANDED_OVER}::test_commits_of_a_batch_are_published_together_by_default",),
         "The commits that tasks handed over are in storage before their batch is in the commit log.",
+    ),
+    Mutant(
+        "run-ended-by-another-query",
+        f"{_PROVIDER}/CommitCollector.scala",
+        "candidate.id == run || candidate.isActive()",
+        "candidate.id == run",
+        (f"{_FOREACH}::test_batch_that_waits_for_its_commits_is_not_ended_by_another_query",),
+        "The commits of a batch are awaited whatever other queries the application starts.",
     ),
     Mutant(
         "barrier-ignores-a-failed-commit",

@@ -183,6 +183,14 @@ _HANDED_OVER: Final = (
         "A batch that a foreachBatch function skips and Spark's commit log lacks has its state.",
     ),
     Mutant(
+        "starts-in-sessions-of-this-store-alone",
+        f"{_SHIM}/StateStoreExtensions.scala",
+        "    QueryStarts.attend(session)",
+        "    if (newQueriesUseOurs(session.conf.getAll)) QueryStarts.attend(session)",
+        (f"{_TESTS}/test_rescale_in_place.py::test_interrupted_rescale_is_completed_by_the_next_start",),
+        "A query of this store goes on whatever provider the session has.",
+    ),
+    Mutant(
         "commit-report-for-other-sinks",
         f"{_DRIVER}/CommitReportsRule.scala",
         'if (isWanted) null else "true"',

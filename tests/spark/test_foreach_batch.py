@@ -13,9 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as F
 
+from spark_statestore import verify
 from tests.spark import events
 from tests.spark.counting import ROOT
-from tests.spark.queries import OURS, STATE_STORE, configured
+from tests.spark.queries import OURS, STATE_STORE, Query, configured
+from tests.spark.test_checkpoint_formats import counts, counts_after
 
 pytestmark = pytest.mark.slow
 
@@ -104,3 +106,35 @@ def test_tasks_of_a_foreach_batch_sink_report_their_commits(spark: Any, tmp_path
     run_query(spark, tmp_path, lambda writer: writer.foreachBatch(collect).start())
     assert properties == {"nothing"}
     assert nested == {"true"}
+
+
+def unrelated_session(spark: Any) -> Any:
+    """Return a session of the application that does not know the queries of its other sessions."""
+    context = spark.sparkContext
+    return type(spark)(context, spark._jvm.SparkSession(context._jsc.sc(), spark._jvm.java.util.HashMap()))
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+def test_batch_that_waits_for_its_commits_is_not_ended_by_another_query(
+    spark: Any, tmp_path: Path, checkpoint_format: int
+) -> None:
+    second = Query(unrelated_session(spark), tmp_path / "second", counts, "update", events.SCHEMA)
+    batches = events.batches(2)
+    second.feed(batches[1])
+
+    def collect(batch: Any) -> list[Any]:
+        rows: list[Any] = batch.collect()
+        # The tasks have handed their commits over, which the driver publishes when the function has returned.
+        second.run()
+        return rows
+
+    query = Query(
+        *(spark, tmp_path / "first", counts, "update", events.SCHEMA),
+        checkpoint_format=checkpoint_format,
+        confs={STATE_STORE + "backend.commit": "batch"},
+        collect=collect,
+    )
+    query.feed(*batches)
+    assert query.run() == counts_after(*batches)
+    assert verify(str(query.checkpoint)).ok

@@ -16,7 +16,7 @@ from spark_statestore.errors import IllegalStateError, OptionError
 from spark_statestore.query import QueryCheckpoint
 from tests.spark import events
 from tests.spark.processors_query import NO_EMPTY_BATCHES
-from tests.spark.queries import JOIN_FORMAT, Output, Query, unload_all
+from tests.spark.queries import JOIN_FORMAT, SPARKS, Output, Query, unload_all
 from tests.spark.test_checkpoint_formats import FORMAT, counts, counts_after
 from tests.spark.test_restore import every_operator
 from tests.support.effort import EFFORT
@@ -147,6 +147,8 @@ def test_interrupted_rescale_is_completed_by_the_next_start(
         spark_statestore.read_state(str(query.checkpoint))
     with pytest.raises(Exception, match="spark-statestore: the journal"):
         log_of_offsets(spark, query).getLatest()
+    # In a session that never had a query of this store, and whose own queries have another one.
+    query.spark, query.session_provider = spark.newSession(), SPARKS
     assert run_with(query, None, second) == counts_after(first, second)[1:]
     assert counts_of_partitions(query) == {5}
 

@@ -49,17 +49,21 @@ class BackendCheckpointFileManager(path: Path, hadoopConf: Configuration) extend
   // the thread that writes the commit log later. The directory of a new query's log does not exist on an object store.
   // User code may list the log of another query, as the state data source does, also in `foreachBatch`.
   private def announceRun(): Unit = if (isOffsetLog) {
-    RunningQuery.current().foreach { query =>
-      val location = BackendCheckpointFileManager.qualify(new Path(query.resolvedCheckpointRoot), hadoopConf)
-      if (location == root.getParent) {
-        CommitCollector.announce(
-          new Path(location, StoreLocation.CommitLog).toString, query.id.toString, query.runId.toString)
-      }
+    ownQuery.foreach { query =>
+      // Asks the query itself, as an application may have sessions that do not share their queries.
+      CommitCollector.announce(
+        new Path(root.getParent, StoreLocation.CommitLog).toString, query.runId.toString, () => query.isActive)
     }
+  }
+
+  // The calling thread's query, if this is a log of its own.
+  private def ownQuery: Option[Since41.StreamExecution] = RunningQuery.current().filter { query =>
+    BackendCheckpointFileManager.qualify(new Path(query.resolvedCheckpointRoot), hadoopConf) == root.getParent
   }
 
   private def awaitCommits(batch: String, entry: FileContent): Unit = if (isCommitLog) {
     try {
+      ownQuery.foreach(query => CommitCollector.requireAnnounced(root.toString, query.runId.toString))
       CommitCollector.barrier(root.toString)
       HandedOverCommits.barrier(root.toString, batch, openedAt, entry.parts(), files.backend)
     } finally {

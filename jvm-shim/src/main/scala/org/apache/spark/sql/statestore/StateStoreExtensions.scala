@@ -27,7 +27,7 @@ class StateStoreExtensions extends (SparkSessionExtensions => Unit) {
       SessionStart.begin(context)
     }
     extensions.injectCheckRule(session => plan => StateStoreExtensions.check(session, plan))
-    extensions.injectPostHocResolutionRule(session => new SkippedBatchesRule(session))
+    extensions.injectPostHocResolutionRule(_ => SkippedBatchesRule)
     extensions.injectColumnar(_ => TransformWithStateRule)
     extensions.injectColumnar(session => new QueryOptionsRule(session))
     extensions.injectColumnar(session => new CommitReportsRule(session))
@@ -35,18 +35,20 @@ class StateStoreExtensions extends (SparkSessionExtensions => Unit) {
 }
 
 private[statestore] object StateStoreExtensions {
-  def check(session: SparkSession, plan: LogicalPlan): Unit =
-    if (plan.isStreaming && usesOurs(session.conf.getAll)) {
+  def check(session: SparkSession, plan: LogicalPlan): Unit = if (plan.isStreaming) {
+    if (newQueriesUseOurs(session.conf.getAll)) {
       // Also for stateless queries: the stateful operators are known only once a batch is planned.
       val options = BackendOptions.parse(session.conf.getAll)
       OptionCheck.requireValid(session, options)
       if (options.isOnDriver) DriverCheckpointStore.require(session.sparkContext)
       if (options.isRealTimeMode) RealTimeSessions.require()
-      QueryStarts.attend(session)
     }
+    // In every session: a query that goes on keeps its provider, whatever the session has.
+    QueryStarts.attend(session)
+  }
 
-  /** True if the settings of a session have its queries keep their state in this store. */
-  def usesOurs(settings: Map[String, String]): Boolean =
+  /** True if the settings of a session have its new queries keep their state in this store. */
+  private def newQueriesUseOurs(settings: Map[String, String]): Boolean =
     settings.get(SQLConf.STATE_STORE_PROVIDER_CLASS.key)
       .fold(settings.contains(BackendOptions.RealTimeMode))(isOurs)
 

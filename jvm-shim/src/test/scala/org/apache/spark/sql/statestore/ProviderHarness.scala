@@ -103,8 +103,7 @@ class ProviderHarness(
 
   /** Begins a run of a query, the tasks of which hand their commits over to `barrier`. */
   def beginRun(): Unit = {
-    val query = java.util.UUID.randomUUID.toString
-    CommitCollector.announce(StoreLocation.commitLog(provider.stateStoreId), query, runId.toString)
+    CommitCollector.announce(StoreLocation.commitLog(provider.stateStoreId), runId.toString, () => true)
     handsOver = true
   }
 

@@ -12,13 +12,6 @@ private[statestore] object RunningQuery {
   /** Returns the query whose thread calls. */
   def current(): Option[StreamExecution] = classic.SparkSession.getActiveSession.flatMap(of)
 
-  /** True if a run of a query has not ended. */
-  def isActive(query: String, run: String): Boolean =
-    classic.SparkSession.getActiveSession.orElse(classic.SparkSession.getDefaultSession).forall { session =>
-      val running = session.sharedState.activeStreamingQueries.get(UUID.fromString(query))
-      running != null && running.runId.toString == run
-    }
-
   /** Returns the query's id; None on the thread of a batch query. */
   def id(session: SparkSession): Option[String] = Option(session.sparkContext.getLocalProperty(Since41.QueryIdKey))
 

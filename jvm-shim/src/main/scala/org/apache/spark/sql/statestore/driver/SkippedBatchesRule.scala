@@ -1,6 +1,6 @@
 package org.apache.spark.sql.statestore.driver
 
-import org.apache.spark.sql.{DataFrame, SparkSession, classic}
+import org.apache.spark.sql.{DataFrame, classic}
 import org.apache.spark.sql.catalyst.InternalRow
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan
 import org.apache.spark.sql.catalyst.rules.Rule
@@ -21,19 +21,17 @@ import org.apache.spark.sql.statestore.compat.Since41
  * `commit=batch` does not before Spark's commit; its watermark does not advance, and checkpoint format v2 fails for lack of
  * checkpoint ids.
  */
-private[statestore] final class SkippedBatchesRule(session: SparkSession) extends Rule[LogicalPlan] {
-  override def apply(plan: LogicalPlan): LogicalPlan = plan match {
-    case write: WriteToStream if StateStoreExtensions.usesOurs(session.conf.getAll) =>
-      write.copy(sink = SkippedBatchesRule.wrapped(write.sink))
-    case _ => plan
-  }
-}
-
-private object SkippedBatchesRule {
+private[statestore] object SkippedBatchesRule extends Rule[LogicalPlan] {
   // Spark's metric of the stores that tasks have used.
   private final val Stores = "numStateStoreInstances"
 
-  def wrapped(sink: Table): Table = sink match {
+  override def apply(plan: LogicalPlan): LogicalPlan = plan match {
+    // In every session: a query that goes on keeps its provider, which only its batches tell.
+    case write: WriteToStream => write.copy(sink = wrapped(write.sink))
+    case _ => plan
+  }
+
+  private def wrapped(sink: Table): Table = sink match {
     case _: RunningSink => sink
     // Spark looks for the class of this sink.
     case function: ForeachBatchSink[_] => new RunningFunction(function)

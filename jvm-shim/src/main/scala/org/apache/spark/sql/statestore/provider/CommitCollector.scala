@@ -10,7 +10,7 @@ import org.apache.spark.{SparkContext, SparkEnv, TaskContext}
 import org.apache.spark.sql.execution.streaming.state.StateStoreId
 import org.apache.spark.sql.statestore.InvalidOptionException
 import org.apache.spark.sql.statestore.backend.{Backend, CommitReply}
-import org.apache.spark.sql.statestore.driver.{CommitFigures, DriverCheckpointStore, RunningQuery}
+import org.apache.spark.sql.statestore.driver.{CommitFigures, DriverCheckpointStore}
 import org.apache.spark.util.ThreadUtils
 
 /**
@@ -24,7 +24,7 @@ import org.apache.spark.util.ThreadUtils
  * Spark's driver and tasks must share this JVM; on a cluster see `Handover`.
  */
 private[statestore] object CommitCollector {
-  private final class Run(val id: String, val query: String) {
+  private final class Run(val id: String, val isActive: () => Boolean) {
     // As long as storage answers, the number is bounded by the tasks of a batch.
     val commits = new JLinkedHashSet[PendingCommit]
 
@@ -52,16 +52,18 @@ private[statestore] object CommitCollector {
   /**
    * Announces that a run of a query calls `barrier` before it adds a batch to its commit log. Another run of the query may use
    * another file manager, which does not. Earlier runs of the log have ended.
+   *
+   * @param isActive  false once the run has ended. It is asked when another run is announced
    */
-  def announce(log: String, query: String, run: String): Unit = {
+  def announce(log: String, run: String, isActive: () => Boolean): Unit = {
     val (isNew, publication) = runs.synchronized {
       val current = runs.get(log)
       val isNew = current == null || current.id != run
-      if (isNew) runs.put(log, new Run(run, query))
+      if (isNew) runs.put(log, new Run(run, isActive))
       (isNew, if (isNew && current != null) leave(log, current) else None)
     }
     publication.foreach(_.stop())
-    if (isNew) endUnless(candidate => candidate.id == run || RunningQuery.isActive(candidate.query, candidate.id))
+    if (isNew) endUnless(candidate => candidate.id == run || candidate.isActive())
   }
 
   /** Forgets a run that has ended. */
@@ -257,6 +259,16 @@ private[statestore] object CommitCollector {
   }
 
   /**
+   * Fails for a run whose commits `barrier` does not await.
+   *
+   * @throws IllegalStateException  if the run is not the one that was announced last for the log
+   */
+  def requireAnnounced(log: String, run: String): Unit = if (!hasBarrier(log, run)) throw new IllegalStateException(
+    s"run $run adds a batch to the log $log, and is not the newest run of its query in this application: the commits of the " +
+      "batch may not be durable. Nothing is lost: the batch is not committed, and the newest run, or the next one, runs it " +
+      "again. Start one run of a query at a time.")
+
+  /**
    * Waits until the commits of the calling thread's query are durable.
    *
    * @throws Throwable             the failure of one of them
@@ -264,7 +276,8 @@ private[statestore] object CommitCollector {
    */
   def barrier(log: String): Unit = {
     val (run, commits, publication) = runs.synchronized {
-      val run = runs.getOrDefault(log, new Run("", ""))
+      // Of a run that was not announced, and whose tasks publish their commits.
+      val run = runs.getOrDefault(log, new Run("", () => true))
       run.commits.forEach(commit => run.closedUntil = math.max(run.closedUntil, commit.version))
       (run, run.commits.asScala.toSeq, takePublication(run))
     }
