@@ -76,9 +76,8 @@ QUERIES = {
       JOIN (SELECT * FROM TABLE(TUMBLE(TABLE sellers, DESCRIPTOR(`time`), INTERVAL '10' SECOND))) S
       ON P.window_start = S.window_start AND P.window_end = S.window_end AND id = seller""",
     "q9": "SELECT final AS window_end, id, category, price, placed, bidder FROM winning_bids",
-    # Flink's sessions merge if they touch, Spark's do not: a millisecond less.
-    "q11": """SELECT window_end + INTERVAL '0.001' SECOND(1,3) AS window_end, bidder, COUNT(*) AS number
-      FROM TABLE(SESSION(TABLE bids PARTITION BY bidder, DESCRIPTOR(`time`), INTERVAL '9.999' SECOND(1,3)))
+    "q11": """SELECT window_end, bidder, COUNT(*) AS number
+      FROM TABLE(SESSION(TABLE bids PARTITION BY bidder, DESCRIPTOR(`time`), INTERVAL '10' SECOND))
       GROUP BY window_start, window_end, bidder""",
 }
 

@@ -128,7 +128,8 @@ def environment(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def page_commands() -> list[str]:
     """Return the commands of the page by which an environment is shipped; the last one submits a program."""
     section = (ROOT / "docs/clusters.md").read_text().partition("## Submit")[2].partition("\n## ")[0]
-    commands = section[section.index("python3 -m venv") :].replace("\\\n", "")
+    in_cluster_mode = section[section.index("python3 -m venv") : section.index("In client mode the driver")]
+    commands = in_cluster_mode.replace("\\\n", "")
     lines = [line.strip() for line in f"       {commands}".splitlines() if line.startswith("       ")]
     assert [re.split(r"[ /]", line)[0] for line in lines] == [
         "python3",
