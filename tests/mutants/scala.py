@@ -325,6 +325,14 @@ _COMMITS: Final = (
         "The commits that tasks handed over are in storage before their batch is in the commit log.",
     ),
     Mutant(
+        "abort-during-an-operation",
+        f"{_PROVIDER}/CheckpointStateStore.scala",
+        "isQuiet = lease.awaitOthers()",
+        "isQuiet = true",
+        (f"{_CONCURRENT}::test_task_that_ends_during_an_operation_leaves_the_state_as_it_was",),
+        "A task that ends waits for the operations of its other threads before its changes are undone.",
+    ),
+    Mutant(
         "run-ended-by-another-query",
         f"{_PROVIDER}/CommitCollector.scala",
         "candidate.id == run || candidate.isActive()",

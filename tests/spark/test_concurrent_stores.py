@@ -5,17 +5,21 @@ They are of jobs and stages of one batch.
 
 from __future__ import annotations
 
+import contextlib
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
-from pyspark.errors import SparkRuntimeException
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException, SparkRuntimeException
 
 import spark_statestore
 from tests.spark.families import LISTS, MAPS, TIMES, A, B, C, created, open_provider, value
-from tests.spark.harness import IMMEDIATE_CLEANUP, Open, Provider, Row, Store, instances, read
+from tests.spark.harness import IMMEDIATE_CLEANUP, Family, Open, Provider, Row, Script, Store, instances, read
 from tests.spark.test_error_conditions import INVALID_STAMP
 from tests.support.effort import EFFORT
 
@@ -196,3 +200,46 @@ def test_attempt_that_is_made_again_has_the_rows_of_every_family(
         assert content(provider, version + 1, accepted) == content(open_instance(), version + 1, accepted)
     for instance in opened:
         instance.close()
+
+
+def test_task_that_ends_during_an_operation_leaves_the_state_as_it_was(spark: Any, tmp_path: Path) -> None:
+    lists = Family("default", multiple=True)
+    provider = Provider(spark, f"file:{tmp_path}", families=True, default=lists, checkpointFormatVersion="2")
+    keys = [(f"k{number}", number) for number in range(500)]
+    first = provider.open(0)
+    for key in keys:
+        first.put(key, value(1))
+    first.commit()
+    many, few = [value(number) for number in range(20_000)], [value(1), value(2)]
+    # Of the moment at which the task ends, about that of the operation in the other thread.
+    delay, step, cut = 0.05, 0.02, 0
+    for round_number in range(30 * EFFORT):
+        key = (f"new{round_number}", round_number)
+        provider.begin_task()
+        script = provider.open(1, first.checkpoint_id).script()
+        script.merge_list(key, many)
+        ends: list[bool] = []
+
+        def merge(script: Script = script, ends: list[bool] = ends) -> None:
+            try:
+                script.run()
+                ends.append(True)
+            except (Py4JJavaError, PySparkException):
+                ends.append(False)
+
+        thread = Thread(target=merge)
+        thread.start()
+        time.sleep(delay)
+        with contextlib.suppress(Py4JJavaError, PySparkException):
+            provider.end_task(failed=True)
+        thread.join()
+        cut += ends == [False]
+        delay = max(delay - step if ends == [True] else delay + step, 0.001)
+        step = max(step * 0.8, 0.002)
+        provider.begin_task()
+        again = provider.open(1, first.checkpoint_id)
+        assert sorted(row_key for row_key, _ in again.rows()) == sorted(keys)
+        again.put_list(key, few)
+        assert again.values(key) == few
+        provider.end_task(failed=True)
+    assert cut
