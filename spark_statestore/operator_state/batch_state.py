@@ -12,7 +12,11 @@ from spark_statestore.operator_state.default_backend import DefaultOperatorState
 from spark_statestore.operator_state.descriptors import ListStateDescriptor, MapStateDescriptor
 from spark_statestore.operator_state.list_state import ListState
 from spark_statestore.operator_state.parts import StatePart
-from spark_statestore.operator_state.state_directory import OperatorStateDirectory, PendingPart
+from spark_statestore.operator_state.state_directory import (
+    OperatorStateDirectory,
+    PendingPart,
+    PublishedPart,
+)
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -28,6 +32,11 @@ class BatchSnapshot:
         The state as the batch before left it.
     directory, part
         The directory and the name of what the batch will leave.
+
+    Attributes
+    ----------
+    published
+        The part, once it is published.
     """
 
     def __init__(
@@ -37,6 +46,7 @@ class BatchSnapshot:
         self._directory = directory
         self._part = part
         self._pending: PendingPart | None = None
+        self.published: PublishedPart | None = None
 
     def take(self) -> None:
         """Take the snapshot, and have another thread write it; see `BatchOperatorState.snapshot`."""
@@ -59,7 +69,7 @@ class BatchSnapshot:
         if self._pending is None:
             self._pending = self._directory.begin(self._part, self._backend, is_synchronous=True)
         self._backend.require_unchanged()
-        self._pending.publish()
+        self.published = self._pending.publish()
         self._backend.thaw()
 
     def abandon(self) -> None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from spark_statestore.errors import (
+    CheckpointExistsError,
     CheckpointIOError,
     CheckpointNotFoundError,
     IllegalStateError,
@@ -30,7 +31,7 @@ from spark_statestore.operator_state.parts import (
     require_complete,
 )
 from spark_statestore.operator_state.repartition import RoundRobinOperatorStateRepartitioner
-from spark_statestore.operator_state.state_directory import OperatorStateDirectory
+from spark_statestore.operator_state.state_directory import OperatorStateDirectory, PublishedPart
 from spark_statestore.storage import CheckpointName
 
 OPERATOR_STATE_DIR: Final = "operator-state"
@@ -129,7 +130,8 @@ class QueryOperatorState:
         self._num_retained = num_retained
         self._fsync = fsync
         self._backend: DefaultOperatorStateBackend | None = None
-        self._at: StatePart | None = None
+        # What the state in memory was published as.
+        self._at: PublishedPart | None = None
         self._in_use = threading.Lock()
 
     @contextmanager
@@ -158,6 +160,10 @@ class QueryOperatorState:
             If another batch uses the same object.
         SessionError
             If the batch that Spark runs in this thread is another one, or of another query.
+        CheckpointNotFoundError
+            If the state that the batch starts from is no longer retained.
+        CheckpointExistsError
+            If a task or driver runs late: Spark has committed the batch.
         CheckpointError
             If the state cannot be read, or cannot be written: then the batch must fail, so that
             Spark runs it again.
@@ -169,10 +175,13 @@ class QueryOperatorState:
                 "other. Give each query, and each thread, an object and an operator name of its own."
             )
         try:
-            self._require_this_query(batch_id)
+            is_of_spark = self._require_this_query(batch_id)
             # Listed for every batch: another driver may have continued the query meanwhile.
             listed = self._directory.list()
+            is_set_back = self._is_set_back(listed, batch_id, is_of_spark=is_of_spark)
             newest = self._newest(listed, batch_id)
+            if not newest:
+                self._require_first(listed, batch_id)
             backend = self._restored(newest)
             part = self._next_part(batch_id, listed)
             # Kept only if the block and the checkpoint succeed.
@@ -185,8 +194,8 @@ class QueryOperatorState:
                 snapshot.abandon()
                 raise
             # In this order: without a backend the part is read.
-            self._at, self._backend = part, backend
-            self._retain(listed, part)
+            self._at, self._backend = snapshot.published, backend
+            self._retain(listed, part, is_set_back=is_set_back)
         finally:
             self._in_use.release()
 
@@ -259,24 +268,67 @@ class QueryOperatorState:
 
     def _restored(self, newest: Sequence[StatePart]) -> DefaultOperatorStateBackend:
         own = newest[self.subtask] if len(newest) == self.parallelism else None
-        if self._backend is None or own is None or own != self._at:
+        # After a rollback another driver may have published a part of the same name.
+        if self._backend is None or self._at is None or own is None or not self._directory.has(own, self._at):
             self._backend = self._read(newest)
         return self._backend
+
+    def _is_set_back(self, listed: Collection[StatePart], batch_id: int, *, is_of_spark: bool) -> bool:
+        """Return True if parts of later batches are left from before the query was set back to this one.
+
+        A task that runs late finds parts of later batches, too. These count: Spark has committed its batch.
+
+        Raises
+        ------
+        CheckpointExistsError
+            If Spark runs the batch, and has committed it.
+        """
+        is_known = any(
+            part.batch > batch_id or (part.batch == batch_id and self._may_replace(part)) for part in listed
+        )
+        if not is_known:
+            return False
+        # Read after the parts were listed: Spark commits a batch before the next one begins.
+        newest = self._newest_committed()
+        if newest is None or newest < batch_id:
+            return is_of_spark or newest is not None
+        if is_of_spark:
+            raise CheckpointExistsError(
+                f"{self}, batch {batch_id}, is not replaced: Spark's commit log has batch {newest}, so this "
+                "task or driver is late, and another one has run the batch. Nothing was changed. To run the "
+                "batch again on purpose, stop the query and roll it back to the batch before: "
+                "spark-statestore rollback."
+            )
+        return False
+
+    def _require_first(self, listed: dict[StatePart, bool], batch_id: int) -> None:
+        """Raise `CheckpointNotFoundError` if a batch would start without the state that it had."""
+        published = _published(listed)
+        later = [part.batch for part in published if part.batch > batch_id]
+        # Attempts are counted from 1: if the first one is retained, there was none before it.
+        if batch_id > 0 and later and min(part.attempt for part in published) > 1:
+            raise CheckpointNotFoundError(
+                f"{self} has no state of a batch before batch {batch_id} any more, but of the batches "
+                f"{sorted(set(later))}: batch {batch_id} would start without state. Resume from a later "
+                "batch, or restore the state of the batch before from a backup; nothing was changed. "
+                "num_retained sets the number of retained batches. If there was no state before, remove the "
+                "directory."
+            )
 
     def _next_part(self, batch_id: int, listed: Collection[StatePart]) -> StatePart:
         """Return the name of a new attempt: its number exceeds those of all attempts of earlier runs.
 
         The other subtasks of the same run are numbered alike; their parts may be there already.
         """
-        earlier = [
-            part.attempt
-            for part in listed
-            if (part.batch, part.parallelism) != (batch_id, self.parallelism) or part.subtask == self.subtask
-        ]
+        earlier = [part.attempt for part in listed if part.batch != batch_id or self._may_replace(part)]
         return StatePart(batch_id, 1 + max(earlier, default=0), self.subtask, self.parallelism)
 
-    def _retain(self, listed: dict[StatePart, bool], part: StatePart) -> None:
-        """Discard this subtask's parts that are replaced, failed or too old.
+    def _may_replace(self, part: StatePart) -> bool:
+        """Return False for another subtask of the same parallelism, which may be of the same run."""
+        return part.parallelism != self.parallelism or part.subtask == self.subtask
+
+    def _retain(self, listed: dict[StatePart, bool], part: StatePart, *, is_set_back: bool) -> None:
+        """Discard this subtask's parts that are replaced, failed, too old, or of batches that were undone.
 
         Subtask 0 discards those of other parallelisms, too. Parts of the same parallelism are left to their
         subtasks, which may be writing them.
@@ -287,6 +339,8 @@ class QueryOperatorState:
         for candidate in listed:
             is_own = (candidate.subtask, candidate.parallelism) == (self.subtask, self.parallelism)
             if not is_own and (self.subtask != 0 or candidate.parallelism == self.parallelism):
+                continue
+            if candidate.batch > part.batch and not is_set_back:
                 continue
             if candidate.batch not in retained_batches or candidate not in published:
                 self._directory.discard(candidate)
@@ -317,12 +371,17 @@ class QueryOperatorState:
 
     def _is_committed(self, batch: int) -> bool:
         """Return True if Spark's commit log has a batch or a later one."""
+        newest = self._newest_committed()
+        return newest is not None and newest >= batch
+
+    def _newest_committed(self) -> int | None:
+        """Return the newest batch in Spark's commit log; None if it has none."""
         try:
             paths = [status.path for status in self._files.list_files(join(self._root, "commits"))]
         except OSError as error:
             raise CheckpointIOError(f"the commit log beside {self} cannot be listed: {error}") from error
         names = (path.rpartition("/")[2] for path in paths)
-        return any(name.isdigit() and int(name) >= batch for name in names)
+        return max((int(name) for name in names if name.isdigit()), default=None)
 
     def _read(self, parts: Sequence[StatePart]) -> DefaultOperatorStateBackend:
         """Restore this subtask's share of a batch's state."""
@@ -336,10 +395,11 @@ class QueryOperatorState:
         )
         return DefaultOperatorStateBackend(shares[self.subtask])
 
-    def _require_this_query(self, batch_id: int) -> None:
+    def _require_this_query(self, batch_id: int) -> bool:
+        """Return True if Spark runs the batch in this thread, False if it runs none."""
         running = _running_batch()
         if running is None:
-            return
+            return False
         query, batch = running
         if batch != str(batch_id):
             raise SessionError(
@@ -352,6 +412,7 @@ class QueryOperatorState:
                 f"{self} belongs to the query {query_id}, and this batch is of the query {query}. Give each "
                 "query the operator state of its own checkpointLocation."
             )
+        return True
 
     def _query_id(self) -> str | None:
         path = join(self._root, "metadata")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import dataclass
 
 from spark_statestore.errors import (
     CheckpointExistsError,
@@ -37,6 +38,18 @@ from spark_statestore.storage.operator_handles import OperatorStateHandle
 from spark_statestore.storage.snapshot_result import SnapshotResult
 
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedPart:
+    """A part and its metadata.
+
+    Parts of one name and with equal metadata have the same state: it is in the metadata, or in a file with a
+    unique name.
+    """
+
+    part: StatePart
+    metadata: bytes
 
 
 class OperatorStateDirectory:
@@ -103,12 +116,8 @@ class OperatorStateDirectory:
         CorruptCheckpointError
             If it is not what was written, or belongs to another part.
         """
-        path = self._metadata_path(part)
-        where = f"{self}, batch {part.batch} ({self._files.url(path)})"
-        try:
-            data = read_object(self._files, path)
-        except OSError as error:
-            raise CheckpointIOError(f"{where} cannot be read: {error}") from error
+        where = self._where(part)
+        data = self._read_metadata(part)
         metadata = decode_operators(data, self._context(part), where)
         state = metadata.operator_states.get(self._operator)
         if (
@@ -129,6 +138,10 @@ class OperatorStateDirectory:
                 + restore_from_backup("the right file")
             )
         return handle
+
+    def has(self, part: StatePart, published: PublishedPart) -> bool:
+        """Return True if a part is still what was published."""
+        return part == published.part and self._read_metadata(part) == published.metadata
 
     def discard(self, part: StatePart) -> None:
         """Remove a part; a failure is logged, as the part is not read again."""
@@ -156,6 +169,15 @@ class OperatorStateDirectory:
             self._files.delete_directory(join(self._path, part.name.directory))
         except OSError as error:
             _logger.warning("could not remove what failed of batch %s of %s: %s", part.batch, self, error)
+
+    def _read_metadata(self, part: StatePart) -> bytes:
+        try:
+            return read_object(self._files, self._metadata_path(part))
+        except OSError as error:
+            raise CheckpointIOError(f"{self._where(part)} cannot be read: {error}") from error
+
+    def _where(self, part: StatePart) -> str:
+        return f"{self}, batch {part.batch} ({self._files.url(self._metadata_path(part))})"
 
     def _metadata_path(self, part: StatePart) -> str:
         return join(self._path, part.name.directory, METADATA_FILE_NAME)
@@ -190,8 +212,8 @@ class PendingPart:
         writer.start()
         self._writer = writer
 
-    def publish(self) -> None:
-        """Publish the part, once its state is written: by this thread, if by no other.
+    def publish(self) -> PublishedPart:
+        """Publish and return the part, once its state is written: by this thread, if by no other.
 
         Raises
         ------
@@ -200,8 +222,9 @@ class PendingPart:
         """
         self._future.run()
         handle = self._future.result().job_manager_owned_snapshot
+        metadata = self._directory.encode(self._part, handle, self._created_ms)
         with self._location.create_metadata_output_stream() as out:
-            out.write(self._directory.encode(self._part, handle, self._created_ms))
+            out.write(metadata)
             self._may_be_published = True
             try:
                 out.close_and_finalize_checkpoint()
@@ -210,6 +233,7 @@ class PendingPart:
                 error.add_note(f"another driver or task attempt has written to {self._directory} meanwhile")
                 raise
         self._is_published = True
+        return PublishedPart(self._part, metadata)
 
     def discard(self) -> None:
         """Cancel the snapshot, wait until it is not written any more, and remove what it has left."""

@@ -56,8 +56,8 @@ def change(store: BatchOperatorState, value: int) -> None:
     store.get_broadcast_state(MAP).put(str(value), LARGE)
 
 
-def content(location: Path) -> list[list[int]]:
-    store = opened(location).read()
+def content(location: Path, batch: int | None = None) -> list[list[int]]:
+    store = opened(location).read(batch)
     assert all(value == LARGE for value in store.get_broadcast_state(MAP).immutable_entries.values())
     return store.get_list_state(LIST).get()
 
@@ -131,7 +131,7 @@ def test_change_after_the_snapshot_is_refused(state: QueryOperatorState, tmp_pat
             store.snapshot()
             with pytest.raises(IllegalStateError, match=match):
                 CHANGES[name](store)
-        assert content(tmp_path) == ([[0], [1]] if accessed else [[0]])
+        assert content(tmp_path, 1) == ([[0], [1]] if accessed else [[0]])
         # In a block of its own it is a change as any other.
         with opened_again.batch(2) as store:
             CHANGES[name](store)

@@ -175,6 +175,36 @@ class ParallelMachine(RuleBasedStateMachine):
         assert len({batch for batch, _ in keys}) <= RETAINED
         if is_committed:
             self.next += 1
+            self.write_commit_log()
+
+    def committed(self) -> list[int]:
+        return sorted(batch for batch in self.history if batch < self.next)
+
+    def write_commit_log(self) -> None:
+        """Let Spark's commit log have the batches before the next one."""
+        files, root = open_file_system(self.location)
+        files.delete_directory(f"{root.rstrip('/')}/commits", recursive=True)
+        for batch in range(self.next):
+            files.create(f"{root.rstrip('/')}/commits/{batch}", b"")
+
+    @precondition(lambda self: len(self.committed()) > 1)
+    @rule(
+        data=st.data(), counts=st.lists(st.integers(0, 3), min_size=3, max_size=3), keeps_object=st.booleans()
+    )
+    def run_late(self, data: st.DataObject, counts: list[int], keeps_object: bool) -> None:
+        """Run a task of a batch that was run: the driver no longer awaits it."""
+        batches = self.committed()
+        position = data.draw(st.integers(1, len(batches) - 1))
+        before, model = (self.history[batch] for batch in batches[position - 1 : position + 1])
+        parallelism = len(model.lists)
+        subtask = data.draw(st.integers(0, parallelism - 1))
+        if not keeps_object:
+            self.objects.pop((subtask, parallelism), None)
+        share = before.rescaled(parallelism)[subtask]
+        with self.opened(subtask, parallelism).batch(batches[position]) as store:
+            store.get_broadcast_state(RULES).put_all(model.rules)
+            keeps_own = parallelism != len(before.lists)
+            model.lists[subtask] = self.change(store, share, counts, keeps_own=keeps_own)
 
     def stored_parts(self) -> dict[StatePart, bool]:
         """Return the parts in storage, each with True if it is published."""
@@ -191,10 +221,18 @@ class ParallelMachine(RuleBasedStateMachine):
         self.objects.clear()
 
     @precondition(lambda self: self.history)
-    @rule(data=st.data())
-    def set_back(self, data: st.DataObject) -> None:
-        """Continue after an earlier batch that is retained."""
+    @rule(data=st.data(), is_rollback=st.booleans())
+    def set_back(self, data: st.DataObject, is_rollback: bool) -> None:
+        """Continue after an earlier batch that is retained; a rollback removes the state of later ones."""
         self.next = 1 + data.draw(st.sampled_from(sorted(self.history)))
+        self.write_commit_log()
+        if is_rollback:
+            self.history = {batch: model for batch, model in self.history.items() if batch < self.next}
+            files, root = open_file_system(self.location)
+            for part in self.stored_parts():
+                if part.batch >= self.next:
+                    directory = f"{root.rstrip('/')}/operator-state/sink/{part.name.directory}"
+                    files.delete_directory(directory, recursive=True)
 
     @invariant()
     def retained_batches_are_as_in_the_model(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,13 +10,14 @@ import pyarrow as pa
 import pytest
 
 from spark_statestore.errors import (
+    CheckpointExistsError,
     CheckpointIOError,
     CheckpointNotFoundError,
     CorruptCheckpointError,
     IllegalStateError,
     OptionError,
 )
-from spark_statestore.operator_state import ListStateDescriptor, QueryOperatorState
+from spark_statestore.operator_state import ListStateDescriptor, QueryOperatorState, query_operator_state
 from spark_statestore.storage import METADATA_FILE_NAME
 from tests.support.trees import files_below
 
@@ -126,3 +128,114 @@ def test_unwritable_location_fails_the_batch(tmp_path: Path) -> None:
         add(state, 0, 0)
     (tmp_path / "operator-state").unlink()
     assert add(state, 0, 1) == [1]
+
+
+def commit(location: Path, *batches: int) -> None:
+    """Let Spark's commit log have these batches and no others."""
+    shutil.rmtree(location / "commits", ignore_errors=True)
+    for batch in batches:
+        (location / "commits").mkdir(exist_ok=True)
+        (location / "commits" / str(batch)).touch()
+
+
+@pytest.fixture(params=[None, (1, 2)], ids=["no log", "log"])
+def committed(request: pytest.FixtureRequest) -> tuple[int, ...] | None:
+    """Spark's commit log after batch 2: none, as another application's batches have, or purged of batch 0."""
+    return request.param
+
+
+@pytest.mark.parametrize("late_batch", [0, 1])
+def test_late_batch_leaves_those_after_it(
+    tmp_path: Path, committed: tuple[int, ...] | None, late_batch: int
+) -> None:
+    for batch in range(3):
+        add(opened(str(tmp_path)), batch, batch)
+    commit(tmp_path, *(committed or ()))
+    # A task of batch 3 has begun to write, by the same subtask.
+    begun = tmp_path / "operator-state" / "rules" / "chk-3_0000000400010000"
+    begun.mkdir()
+    (begun / "3-stream").touch()
+    add(opened(str(tmp_path)), late_batch, 7)
+    assert opened(str(tmp_path)).batches() == [0, 1, 2]
+    assert begun.exists()
+    assert add(opened(str(tmp_path)), 3, 3) == [0, 1, 2, 3]
+
+
+def test_late_batch_of_subtasks_leaves_those_after_it(tmp_path: Path) -> None:
+    def run(batch: int, subtasks: range = range(2)) -> list[int]:
+        states = [opened(str(tmp_path), subtask=subtask, parallelism=2) for subtask in subtasks]
+        return [number for state in states for number in add(state, batch, 10 * batch + state.subtask)]
+
+    for batch in range(3):
+        run(batch)
+    run(0, range(1))
+    assert run(3) == [0, 10, 20, 30, 1, 11, 21, 31]
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_batch_that_spark_has_committed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
+    for number in range(3):
+        add(opened(str(tmp_path)), number, number)
+    commit(tmp_path, 0, 1, 2)
+    before = files_below(tmp_path)
+    monkeypatch.setattr(query_operator_state, "_running_batch", lambda: ("id", str(batch)))
+    with pytest.raises(CheckpointExistsError, match=rf"batch {batch}, is not replaced: .* has batch 2"):
+        add(opened(str(tmp_path)), batch, 7)
+    assert files_below(tmp_path) == before
+    # Spark runs a batch again that its log lacks.
+    commit(tmp_path, *range(batch))
+    assert add(opened(str(tmp_path)), batch, 7) == [*range(batch), 7]
+
+
+@pytest.mark.parametrize("runs_in_spark", [False, True])
+def test_batch_to_which_a_query_was_set_back_discards_those_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs_in_spark: bool
+) -> None:
+    """A batch may be skipped: the one after it must not start from state that was undone."""
+    for batch in range(4):
+        add(opened(str(tmp_path)), batch, batch)
+    commit(tmp_path, 0)
+    if runs_in_spark:
+        monkeypatch.setattr(query_operator_state, "_running_batch", lambda: ("id", "1"))
+    assert add(opened(str(tmp_path)), 1, 7) == [0, 7]
+    monkeypatch.undo()
+    assert opened(str(tmp_path)).batches() == [0, 1]
+    assert add(opened(str(tmp_path)), 3, 9) == [0, 7, 9]
+
+
+def test_batch_whose_earlier_state_is_not_retained_is_refused(tmp_path: Path) -> None:
+    location = str(tmp_path)
+    for batch in range(5):
+        add(opened(location, num_retained=2), batch, batch)
+    before = files_below(tmp_path)
+    with pytest.raises(CheckpointNotFoundError, match=r"before batch 3 .* of the batches \[4\]"):
+        add(opened(location, num_retained=2), 3, 7)
+    assert files_below(tmp_path) == before
+    # State that begins with a later batch than the one that runs again is none that was lost.
+    for batch in (5, 6):
+        add(opened(f"{location}/later"), batch, batch)
+    assert add(opened(f"{location}/later"), 4, 4) == [4]
+
+
+@pytest.mark.parametrize("size", [1, 30_000])
+def test_object_reads_the_part_that_another_driver_published_after_a_rollback(
+    tmp_path: Path, size: int
+) -> None:
+    values = ListStateDescriptor("values", pa.binary())
+
+    def run(state: QueryOperatorState, batch: int, value: bytes) -> list[bytes]:
+        with state.batch(batch) as store:
+            store.get_list_state(values).add(value * size)
+            return store.get_list_state(values).get()
+
+    state = opened(str(tmp_path))
+    for batch in range(3):
+        run(state, batch, b"%d" % batch)
+    # As `rollback` does; the attempts that follow are numbered like those that were removed.
+    (newest,) = (tmp_path / "operator-state" / "rules").glob("chk-2_*")
+    shutil.rmtree(newest)
+    run(opened(str(tmp_path)), 2, b"x")
+    assert newest.exists()
+    assert run(state, 3, b"3") == [value * size for value in (b"0", b"1", b"x", b"3")]
