@@ -19,7 +19,7 @@ from spark_statestore.formats.merged_files import MergedObject, PhysicalName
 from spark_statestore.formats.metadata import EncodedObject
 from spark_statestore.storage.checkpoint_storage import CheckpointName
 from spark_statestore.storage.merged_index import UNRANKED, LogicalFile, MergedIndex, PhysicalFile
-from spark_statestore.storage.merged_lookup import MergedLookup
+from spark_statestore.storage.merged_lookup import MergedLookup, may_be_in
 
 LARGEST_MERGED: Final = 1 << 20
 """Bytes up to which a metadata object is worth merging: a larger one is written while other tasks go on."""
@@ -165,17 +165,16 @@ class MergedFiles(MergedLookup):
 
     def supersede(self, path: str, attempt_id: str, data: bytes) -> None:
         """Publish metadata that supersedes a logical file, in a physical file of its own."""
-        if (present := self.find(path)) is None:
+        if self.find(path) is None:
             raise FileNotFoundError(path)
-        pending = PhysicalFile()
-        logical = LogicalFile(
-            present.store, present.checkpoint, attempt_id, UNRANKED, len(data), pending, data=data
-        )
-        with self._lock:
-            index = self._index
-            index.insert(logical)
-            self._publishing.add(pending)
-        self._publish(index, pending, lambda *_: None)
+        self.publish_alone(path, attempt_id, data, lambda *_: None)
+
+    def publish_alone(self, path: str, attempt_id: str, data: bytes, guard: CommitGuard) -> None:
+        """Publish metadata that counts from now on at a path, in a physical file of its own.
+
+        Unlike a file of the store's own it counts beside a damaged file of the same version, too.
+        """
+        self._publish_now([(path, attempt_id, data)], guard)
 
     def write(self, objects: Iterable[tuple[str, str, bytes]], guard: CommitGuard) -> None:
         """Publish metadata that counts from now on at each path, all of it in one physical file.
@@ -187,6 +186,11 @@ class MergedFiles(MergedLookup):
         guard
             Called before each try to create the file.
         """
+        self._publish_now(objects, guard, is_written=True)
+
+    def _publish_now(
+        self, objects: Iterable[tuple[str, str, bytes]], guard: CommitGuard, *, is_written: bool = False
+    ) -> None:
         pending = PhysicalFile()
         with self._lock:
             index = self._index
@@ -194,7 +198,7 @@ class MergedFiles(MergedLookup):
                 place = self._place_to_add(path)
                 index.insert(LogicalFile(*place, attempt_id, UNRANKED, len(data), pending, data=data))
             self._publishing.add(pending)
-        self._publish(index, pending, guard, is_written=True)
+        self._publish(index, pending, guard, is_written=is_written)
 
     def discard(self, path: str) -> bool:
         """Discard a logical file; return False if there is none.
@@ -321,6 +325,7 @@ class MergedFiles(MergedLookup):
                 unnamed = next((logical for logical in objects if logical.checkpoint.id is None), None)
                 if unnamed is not None and (is_known or not is_owned):
                     guard(unnamed, is_known)
+                self._require_to_count(index, objects, name)
                 check_cancelled()
                 if (size := self._create(name, objects)) is not None:
                     break
@@ -346,6 +351,17 @@ class MergedFiles(MergedLookup):
         if not is_current:
             # The index that replaced it may be of a listing without this file.
             self.forget()
+
+    def _require_to_count(
+        self, index: MergedIndex, objects: Iterable[LogicalFile], name: PhysicalName
+    ) -> None:
+        """Raise `CorruptCheckpointError` if a file would not count beside a damaged one of other versions."""
+        with self._lock:
+            for logical in objects if index.damaged else ():
+                checkpoint = logical.checkpoint
+                error = index.damage_beside(checkpoint.version, name) if checkpoint.id is None else None
+                if error is not None:
+                    raise may_be_in((logical.store, checkpoint, None), error) from error
 
     def _rewrite(self, index: MergedIndex, sparse: Sequence[PhysicalFile]) -> None:
         """Copy the logical files that are left in physical files into a new one, then delete those."""

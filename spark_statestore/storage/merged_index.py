@@ -179,7 +179,15 @@ class MergedIndex:
 
         Without checkpoint ids, return also that of a file that may have a later attempt than `logical`.
         """
-        own_name = None if logical is None else logical.physical.name
+        if logical is not None and checkpoint.id is not None:
+            return None
+        return self.damage_beside(checkpoint.version, None if logical is None else logical.physical.name)
+
+    def damage_beside(self, version: int, own_name: PhysicalName | None) -> CorruptCheckpointError | None:
+        """Return the error of a damaged file that may have a later attempt at a version than a file has.
+
+        Without a file, it may have any attempt.
+        """
         for name, error in self.damaged.items():
             # Copied versions are committed: later attempts are those of a write in place. The originals stay
             # until their copy is whole.
@@ -191,9 +199,7 @@ class MergedIndex:
                     and (name.number, name.write) < (own_name.number, own_name.write)
                 )
             )
-            if name.covers(checkpoint.version) and (
-                logical is None or (checkpoint.id is None and not is_older)
-            ):
+            if name.covers(version) and not is_older:
                 return error
         return None
 
@@ -269,7 +275,12 @@ class MergedIndex:
             attempts = self._stores[logical.store][logical.checkpoint]
             before = attempts[: attempts.index(logical)]
             is_known = is_known or any(earlier.data is None for earlier in before)
-            logical.rank = before[-1].rank + 1 if before else 0
+            # Attempts in a damaged file are superseded, too, for it may be restored.
+            version = logical.checkpoint.version
+            lowest = max(
+                (1 + name.number + name.write for name in self.damaged if name.covers(version)), default=0
+            )
+            logical.rank = max(lowest, before[-1].rank + 1 if before else 0)
         return is_known
 
     @staticmethod

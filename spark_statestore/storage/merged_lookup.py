@@ -79,13 +79,21 @@ class MergedLookup:
         """
         if (place := self._place_of(path)) is None:
             return None
-        store, checkpoint, attempt_id = place
-        index = self._with_indexes(checkpoint.version)
+        began = time.monotonic()
+        logical, error = self._find(place)
+        if error is not None:
+            # Another process may have published the version again since the directory was listed.
+            self.look_for_others(began, place[1].version)
+            logical, error = self._find(place)
+        if error is not None:
+            raise may_be_in(place, error) from error
+        return logical
+
+    def _find(self, place: Place) -> tuple[LogicalFile | None, CorruptCheckpointError | None]:
+        index = self._with_indexes(place[1].version)
         with self._lock:
-            logical = index.find(store, checkpoint, attempt_id)
-            if checkpoint.id is None and (error := index.damage(checkpoint, logical)) is not None:
-                raise _may_be_in(place, error) from error
-            return logical
+            logical = index.find(*place)
+            return logical, None if place[1].id is not None else index.damage(place[1], logical)
 
     def require_no_damage(self, path: str) -> None:
         """Raise `CorruptCheckpointError` if a damaged file may contain a missing path."""
@@ -93,7 +101,18 @@ class MergedLookup:
             index = self._with_indexes(place[1].version)
             with self._lock:
                 if (error := index.damage(place[1], None)) is not None:
-                    raise _may_be_in(place, error) from error
+                    raise may_be_in(place, error) from error
+
+    def is_in_doubt(self, path: str) -> bool:
+        """Return True if a damaged file may have another attempt at a version without a checkpoint id.
+
+        A file of the store's own would not count beside it.
+        """
+        if (place := self._place_of(path)) is None or place[1].id is not None:
+            return False
+        index = self._with_indexes(place[1].version)
+        with self._lock:
+            return index.damage(place[1], None) is not None
 
     def damage_in(self, versions: range, also: Collection[int] = ()) -> CorruptCheckpointError | None:
         """Return the error of a damaged file that may have one of some versions; None without such a file.
@@ -369,7 +388,8 @@ class MergedLookup:
         return place_of(path[len(start) :]) if path.startswith(start) else None
 
 
-def _may_be_in(place: Place, error: CorruptCheckpointError) -> CorruptCheckpointError:
+def may_be_in(place: Place, error: CorruptCheckpointError) -> CorruptCheckpointError:
+    """Return the error for a version that may be in a damaged file."""
     store, checkpoint, _ = place
     # The store's name is left out where it is the default.
     where = ", ".join(map(" ".join, zip(("operator", "partition", "store"), store.split("/"), strict=False)))

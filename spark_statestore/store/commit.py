@@ -269,6 +269,16 @@ class PendingCheckpoint(PendingSnapshot):
                 # Metadata in memory is not published: this attempt may be one that the barrier found missing.
                 # An earlier attempt without an id must not supersede this one later.
                 self._store.merged.settle(self._metadata_path, self._store.require_uncommitted)
+                # A crash, or a batch that was rolled back, may have left a part of a merged file. A file of
+                # the store's own would not be found beside it.
+                if self._store.merged.is_in_doubt(self._metadata_path):
+                    self._store.merged.publish_alone(
+                        self._metadata_path,
+                        self._attempt_id,
+                        bytes(metadata),
+                        self._store.require_uncommitted,
+                    )
+                    return 1, None
         assert isinstance(self._location, CheckpointStorageLocation)  # noqa: S101 - see begin_checkpoint
         stream = self._location.create_metadata_output_stream()
         with stream:

@@ -58,7 +58,8 @@ class Attempt:
 class StoredQuery:
     """A query with one operator, whose words are spread over its partitions as Spark does.
 
-    With `merges`, all versions but the first are in merged files.
+    With `merges`, all versions but the first are in merged files, unless each task commits its own
+    (`commits_by_task`).
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class StoredQuery:
     ) -> None:
         self.directory = directory
         self.merges = merges
+        self.commits_by_task = False
         self.merged: dict[str, MergedFiles] = {}
         self.format = checkpoint_format
         self.partitions = partitions
@@ -156,7 +158,7 @@ class StoredQuery:
         own = self.partition_rows(partition, counts)
         rows = len(self.partition_rows(partition, self.state() | dict(counts)))
         column_families = (ColumnFamily("default", rows, WORDS, COUNTS, "hash", 0),)
-        merge = self.merges and before is not None
+        merge = self.merges and not self.commits_by_task and before is not None
         pending = begin_checkpoint(
             self.stores[partition], name, by, column_families, merge=merge, hand_over=hand_over
         )

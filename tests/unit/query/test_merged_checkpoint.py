@@ -154,6 +154,44 @@ def test_query_goes_on_after_a_file_that_was_cut_short(query: StoredQuery) -> No
     assert [problem.message for problem in gc(query.url).skipped if torn.name in problem.message]
 
 
+@pytest.mark.parametrize("is_committed", [False, True], ids=["uncommitted", "rolled back"])
+def test_query_with_a_commit_by_each_task_goes_on_after_a_file_that_was_cut_short(
+    query: StoredQuery, is_committed: bool
+) -> None:
+    query.begin()
+    lost = [query.commit(partition, {"word": 8}) for partition in range(query.partitions)]
+    if is_committed:
+        query.finish(lost, {"word": 8})
+    else:
+        query.stores[0].publish_merged([])
+    torn = merged(query)[-1]
+    torn.write_bytes(torn.read_bytes()[:100])
+    assert repair(query.url, stopped=True).batch == BATCHES - 1
+    query = query.restart(BATCHES)
+    query.commits_by_task = True
+    query.run(word=9)
+    query.run(word=10)
+    query = query.restart(BATCHES + 2)
+    query.run(word=11)
+    assert [state(query.url, batch)["word"] for batch in range(BATCHES, BATCHES + 3)] == [9, 10, 11]
+    assert all(verify(query.url, batch).ok for batch in range(BATCHES, BATCHES + 3))
+    # Its attempts do not come back with it.
+    assert torn.exists()
+
+
+def test_commit_by_a_task_does_not_replace_a_committed_version_in_a_damaged_file(tmp_path: Path) -> None:
+    query = ran(tmp_path, checkpoint_format=1)
+    late = query.restart(2)
+    late.commits_by_task = True
+    newest = merged(query)[-1]
+    newest.write_bytes(newest.read_bytes()[:100])
+    before = merged(query)
+    with pytest.raises(CheckpointExistsError, match="contains batch 2"):
+        late.commit(0, {"word": 9})
+    assert merged(query) == before
+    assert verify(query.url).problems
+
+
 def test_gc_removes_a_file_whose_batch_was_not_committed(tmp_path: Path) -> None:
     query = ran(tmp_path)
     query.begin()

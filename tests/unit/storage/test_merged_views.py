@@ -1,4 +1,4 @@
-"""Merged files beside other files: what is shown, refused, measured and cached."""
+"""Merged files beside other files and damaged ones: what is shown, refused, measured and cached."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from spark_statestore.errors import CorruptCheckpointError
 from spark_statestore.files import LocalFileSystem, MemoryFileSystem
 from spark_statestore.storage import merged_index, physical_files
 from spark_statestore.storage.merged_file_system import MergedFileSystem
@@ -139,3 +140,42 @@ def test_physical_files_that_fit_no_cache_are_read_again(
     view = MergedFileSystem(files, MergedFiles(files, STATE))
     for version in (2, 3, 2):
         assert view.read(path("0/0", version, version)) == bytes(metadata(version))
+
+
+def test_damaged_file_that_is_restored_does_not_supersede_later_attempts(files: MemoryFileSystem) -> None:
+    for number in (8, 9):
+        publish(MergedFiles(files, STATE), (path("0/0", 2), number))
+    whole = {name: files.read(f"{STATE}/_merged/{name}") for name in names(files)}
+    for name, data in whole.items():
+        files.replace(f"{STATE}/_merged/{name}", data[:50])
+    publish(MergedFiles(files, STATE), (path("0/0", 2), 1))
+    for name, data in whole.items():
+        files.replace(f"{STATE}/_merged/{name}", data)
+    assert MergedFileSystem(files, MergedFiles(files, STATE)).read(path("0/0", 2)) == bytes(metadata(1))
+
+
+def test_version_that_would_not_be_found_beside_a_damaged_file_is_not_published(
+    files: MemoryFileSystem,
+) -> None:
+    publish(MergedFiles(files, STATE), (path("0/0", 2), 1), (path("0/1", 3), 2))
+    files.replace(f"{STATE}/_merged/2-3-0", b"damaged")
+    merged = MergedFiles(files, STATE)
+    lost = r"^version 3 of operator 0, partition 0 may be in a damaged file .*_merged/2-3-0"
+    with pytest.raises(CorruptCheckpointError, match=lost):
+        publish(merged, (path("0/0", 3), 3))
+    assert (names(files), merged.has_unpublished()) == (["2-3-0"], False)
+    # Checkpoint ids tell versions apart.
+    publish(merged, (path("0/0", 3, 4), 4))
+
+
+def test_version_that_was_published_again_since_the_listing_is_found_beside_a_damaged_file(
+    files: MemoryFileSystem,
+) -> None:
+    publish(MergedFiles(files, STATE), (path("0/0", 2), 1))
+    files.replace(f"{STATE}/_merged/2-2-0", b"damaged")
+    executor = MergedFiles(files, STATE)
+    assert executor.is_in_doubt(path("0/0", 2))
+    with pytest.raises(CorruptCheckpointError, match="2-2-0"):
+        executor.find(path("0/0", 2))
+    MergedFiles(files, STATE).publish_alone(path("0/0", 2), attempt(2), bytes(metadata(2)), allow)
+    assert MergedFileSystem(files, executor).read(path("0/0", 2), 3, 5) == bytes(metadata(2))[3:8]
