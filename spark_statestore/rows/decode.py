@@ -293,7 +293,8 @@ def _intervals(kind: SparkType, valid: Valid, months: Any, days: Any, micros: An
 
     values = np.empty(len(months), [("months", "<i4"), ("days", "<i4"), ("nanos", "<i8")])
     most = np.iinfo(np.int64).max // 1000
-    beyond = abs(micros) > most
+    # The least integer has no absolute value.
+    beyond = (micros > most) | (micros < -most)
     if (beyond if valid is None else beyond & valid).any():
         raise _Malformed("is an interval of more than 292 years of microseconds, which Arrow cannot hold")
     values["months"], values["days"], values["nanos"] = months, days, micros * 1000

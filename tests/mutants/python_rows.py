@@ -14,6 +14,14 @@ _TESTS: Final = "tests/unit"
 
 MUTANTS: Final = (
     Mutant(
+        "interval-of-the-least-integer",
+        f"{_ROWS}/decode.py",
+        "beyond = (micros > most) | (micros < -most)",
+        "beyond = abs(micros) > most",
+        (f"{_TESTS}/rows/test_decode.py",),
+        "An interval that Arrow cannot represent is refused, and not read as another one.",
+    ),
+    Mutant(
         "encode-array-bitmap",
         f"{_ROWS}/layout.py",
         "self._header = WORD + (counts + 63) // 64 * WORD",

@@ -17,6 +17,9 @@ from tests.support.effort import EFFORT
 from tests.unit.query.stored_query import schema
 from tests.unit.rows.encoder import encode, encode_row, rows
 
+# Microseconds that are whole nanoseconds of 64 bits.
+MOST_MICROS = (2**63 - 1) // 1000
+
 
 @given(st.data())
 @settings(max_examples=150 * EFFORT)
@@ -165,7 +168,16 @@ def test_decode_rows_names_the_malformed_field() -> None:
         decode_rows(pa.array([bytes(32), bytes(8)], pa.binary()), schema(a="long", b="long", c="long"))
     with pytest.raises(CorruptCheckpointError, match="multiple of 8"):
         decode_rows(pa.array([bytes(17)], pa.binary()), schema(a="long"))
+
+
+@pytest.mark.parametrize("micros", [2**60, -(2**60), 2**63 - 1, -(2**63), MOST_MICROS + 1, -MOST_MICROS - 1])
+def test_decode_rows_refuses_an_interval_beyond_nanoseconds(micros: int) -> None:
+    rows = pa.array([struct.pack("<qIIiiq", 0, 16, 16, 0, 0, micros)], pa.binary())
     with pytest.raises(CorruptCheckpointError, match="292 years"):
-        decode_rows(
-            pa.array([struct.pack("<qIIiiq", 0, 16, 16, 0, 0, 2**60)], pa.binary()), schema(a="interval")
-        )
+        decode_rows(rows, schema(a="interval"))
+
+
+@pytest.mark.parametrize("micros", [MOST_MICROS, -MOST_MICROS])
+def test_decode_rows_reads_the_longest_interval(micros: int) -> None:
+    rows = pa.array([struct.pack("<qIIiiq", 0, 16, 16, 0, 0, micros)], pa.binary())
+    assert decode_rows(rows, schema(a="interval")).to_pylist() == [{"a": (0, 0, micros * 1000)}]
