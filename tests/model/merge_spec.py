@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
 from typing import NamedTuple
 
 from tests.model.checker import put
@@ -36,17 +36,23 @@ class Entry(NamedTuple):
     rank: int
 
 
-class Physical(NamedTuple):
-    """A physical file: its name, and its index."""
+class Name(NamedTuple):
+    """The name of a physical file; `is_copy` of one whose entries were in others before."""
 
     sequence: int
     oldest: int
     newest: int
-    entries: frozenset[Entry]
+    is_copy: bool = False
 
-    @property
-    def name(self) -> tuple[int, ...]:
-        return self[:3]
+    def __str__(self) -> str:
+        return f"{self[:3]}{'-copy' if self.is_copy else ''}"
+
+
+class Physical(NamedTuple):
+    """A physical file: its name, and its index; in a run, the part of it that is in no preferred file."""
+
+    name: Name
+    entries: frozenset[Entry]
 
 
 class Run(NamedTuple):
@@ -60,17 +66,20 @@ class Run(NamedTuple):
     version: int = 0
     # The commit log before that version.
     committed: tuple[int, ...] = ()
-    # The physical files that it has listed and published, and their highest sequence.
+    # The physical files that it has listed and published, each entry in one of them, and their highest
+    # sequence.
     files: frozenset[Physical] = frozenset()
     highest: int = 0
     # By store: its newest attempt.
     memory: tuple[Attempt | None, ...] = ()
     discarded: frozenset[Attempt] = frozenset()
-    # The logical files that the next physical file takes over.
-    moving: frozenset[Entry] = frozenset()
-    # Another process of the run: the version at which it has loaded each store that moved to it, its listing,
-    # whether it has read the indexes of that, and the stores that it had loaded when it listed.
+    # The copy that it is about to create.
+    moving: Physical | None = None
+    # Another process of the run: the version at which it has loaded each store that moved to it, the files
+    # whose indexes it has read, its listing, whether it has read the indexes of that, and the stores that it
+    # had loaded when it listed.
     moved: tuple[int, ...] = ()
+    indexed: frozenset[Physical] = frozenset()
     listing: frozenset[Physical] = frozenset()
     has_read: bool = True
     loaded: frozenset[int] = frozenset()
@@ -109,6 +118,8 @@ class MergeSpec:
     rewrites: int = 0
     kills: int = 0
     rollbacks: int = 0
+    # Physical files of which a copy takes over entries.
+    sources: int = 2
     # Versions that are kept before the newest.
     retained: int = 0
     # Batches by which a store's cleanup may be behind its run.
@@ -136,13 +147,17 @@ class MergeSpec:
         yield from self._begin(state)
         for number, run in enumerate(state.runs):
             if run.step == "list":
-                yield f"list in run {number}", _with(state, number, _listed(state, run)._replace(step="load"))
+                yield f"list in run {number}", _with(state, number, self._listed(state, run, step="load"))
             elif run.step == "load":
                 yield self._load(state, number, run)
             elif run.step in ("tasks", "checked"):
                 yield from self._work(state, number, run)
             elif run.step == "published":
                 yield self._commit(state, number, run)
+                if run.moving is None and state.rewrites < self.rewrites and self.modes[number] == "b":
+                    yield from self._rewrite(state, number, run)
+            if run.moving is not None and _is_active(run):
+                yield self._copy(state, number, run, run.moving)
             if _is_active(run) and (len(state.runs) < len(self.modes) or state.rollbacks < self.rollbacks):
                 yield f"end run {number}", _ended(state, number)
             if state.kills < self.kills and run.step != "killed":
@@ -152,8 +167,8 @@ class MergeSpec:
                 yield from self._discard(state, number, run)
                 if self.executor:
                     yield from self._on_executor(state, number, run)
-                for physical in self._deletable(run):
-                    next_state = state._replace(physical=_without(state, physical))
+                for physical in self._deletable(state, run):
+                    next_state = state._replace(physical=_without(state, physical.name))
                     after = run._replace(files=run.files - {physical})
                     yield f"delete {physical.name} in run {number}", _with(next_state, number, after)
 
@@ -173,7 +188,9 @@ class MergeSpec:
         if state.rollbacks == self.rollbacks or target < 1 or active or not self._is_complete(state, target):
             return
         # No deletion of a physical file is in progress, by assumption: see INVARIANTS.md.
-        if (self.rolls_beyond or self.retained) and not any(map(self._deletable, state.runs)):
+        if (self.rolls_beyond or self.retained) and not any(
+            self._deletable(state, run) for run in state.runs
+        ):
             rolled = state._replace(
                 committed=state.committed[:target],
                 attempts_at_commit=state.attempts_at_commit[:target],
@@ -213,8 +230,6 @@ class MergeSpec:
         if "commit log first" in self.faults and len(state.committed) < run.version:
             yield self._commit(state, number, run)
         if self.modes[number] == "b":
-            if not run.moving and run.step == "tasks" and state.rewrites < self.rewrites:
-                yield from self._rewrite(state, number, run)
             for attempts in self._new_attempts(number, run, range(self.stores)):
                 yield self._publish(state, number, run, run._replace(step="published", memory=attempts))
             return
@@ -239,39 +254,36 @@ class MergeSpec:
         return product(*attempts)
 
     def _publish(self, state: State, number: int, run: Run, after: Run) -> tuple[str, State]:
-        """Return the step that creates a physical file of the new attempts and the moved ones."""
+        """Return the step that creates a physical file of the new attempts."""
         sequence = run.highest + 1
         attempts = {attempt for attempt in after.memory if attempt and attempt not in run.memory}
         large = {attempt for attempt in attempts if attempt[:2] in self.large}
-        entries = run.moving | {Entry(attempt, sequence) for attempt in attempts - large}
+        entries = frozenset(Entry(attempt, sequence) for attempt in attempts - large)
         if not entries:
             own = tuple(sorted({*state.own, *large}, key=lambda attempt: attempt[:3]))
             return f"create own files in run {number}", _with(state._replace(own=own), number, after)
-        if "ranks are not kept" in self.faults:
-            entries = frozenset(entry._replace(rank=sequence) for entry in entries)
-        versions = [entry.attempt.version for entry in entries]
-        physical = Physical(sequence, min(versions), max(versions), entries)
+        physical = Physical(Name(sequence, run.version, run.version), entries)
         label = f"{physical.name} in run {number}"
         if run.step != "checked":
-            committed = [entry.attempt for entry in entries if entry.attempt.version <= len(state.committed)]
-            if any(self._is_refused(run, attempt) for attempt in committed):
+            if run.version <= len(state.committed) and any(
+                self._is_refused(run, entry.attempt) for entry in entries
+            ):
                 return f"refuse {label}", _ended(state, number)
             if "slow check" in self.faults:
                 return f"check {label}", _with(state, number, run._replace(step="checked"))
-        other_files = _without(state, physical)
+        other_files = _without(state, physical.name)
         if other_files != state.physical and "physical files are replaced" not in self.faults:
-            return f"list again for {label}", _with(state, number, _listed(state, run)._replace(step="tasks"))
-        after = after._replace(files=run.files | {physical}, highest=sequence, moving=frozenset())
+            return f"list again for {label}", _with(state, number, self._listed(state, run, step="tasks"))
+        after = after._replace(files=run.files | {physical}, highest=sequence)
         if large:
             state = state._replace(own=tuple(sorted({*state.own, *large}, key=lambda attempt: attempt[:3])))
         return f"publish {label}", _with(state._replace(physical=other_files | {physical}), number, after)
 
     def _is_refused(self, run: Run, attempt: Attempt) -> bool:
         """Return whether the run must not publish an attempt whose version is committed (v1)."""
-        is_copy = attempt.version < run.version and "ranks are not kept" not in self.faults
-        if self.with_ids or is_copy or "commit log is not read" in self.faults:
+        if self.with_ids or "commit log is not read" in self.faults:
             return False
-        if attempt.version == run.version and "only known files are checked" not in self.faults:
+        if "only known files are checked" not in self.faults:
             return True
         return self._newest(run.files, attempt) not in (None, attempt)
 
@@ -287,29 +299,57 @@ class MergeSpec:
     # Rewriting and retention
 
     def _rewrite(self, state: State, number: int, run: Run) -> Iterator[tuple[str, State]]:
-        """Yield the choice of an old physical file whose live logical files the next one takes over."""
-        used = {(attempt.store, id_) for attempt in _attempts(run.files) for id_ in attempt.chain}
-        for physical in run.files & state.physical:
-            end = run.version + ("uncommitted versions are moved" in self.faults)
-            live = {e.attempt for e in physical.entries if e.attempt.version < end} - run.discarded
-            moved = {attempt for attempt in live if self._newest(run.files, attempt) == attempt}
-            if "ranks are not kept" not in self.faults:
-                moved |= {attempt for attempt in live if (attempt.store, attempt.id) in used}
-            if moving := frozenset(e for e in physical.entries if e.attempt in moved):
+        """Yield the choice of old physical files whose live logical files a copy takes over."""
+        end = run.version + ("uncommitted versions are moved" in self.faults)
+        old = sorted(file for file in run.files if file.name.newest < end)
+        for count in range(1, self.sources + 1):
+            for chosen in combinations(old, count):
+                entries = frozenset(e for e in _entries(chosen) if e.attempt not in run.discarded)
+                if not entries:
+                    continue
+                versions = [entry.attempt.version for entry in entries]
+                oldest, newest = min(versions), max(versions)
+                numbers = [
+                    file.name.sequence
+                    for file in run.files
+                    if (file.name.oldest, file.name.newest) == (oldest, newest)
+                    or (file.name.is_copy and "copies are numbered by range" not in self.faults)
+                ]
+                if "ranks are not kept" in self.faults:
+                    entries = frozenset(entry._replace(rank=run.highest + 1) for entry in entries)
+                name = Name(1 + max(numbers, default=-1), oldest, newest, is_copy=True)
                 next_state = state._replace(rewrites=state.rewrites + 1)
                 if "old file is deleted first" in self.faults:
-                    next_state = next_state._replace(physical=next_state.physical - {physical})
+                    for file in chosen:
+                        next_state = next_state._replace(physical=_without(next_state, file.name))
                 yield (
-                    f"move {physical.name} in run {number}",
-                    _with(next_state, number, run._replace(moving=moving)),
+                    f"move {', '.join(str(file.name) for file in chosen)} in run {number}",
+                    _with(next_state, number, run._replace(moving=Physical(name, entries))),
                 )
+
+    def _copy(self, state: State, number: int, run: Run, copy: Physical) -> tuple[str, State]:
+        """Return the step that creates a copy."""
+        after = run._replace(moving=None)
+        if copy.name in _names(state.physical):
+            return f"list again for {copy.name} in run {number}", _with(
+                state, number, self._listed(state, after)
+            )
+        attempts = _attempts([copy])
+        files = frozenset(
+            Physical(file.name, frozenset(e for e in file.entries if e.attempt not in attempts))
+            for file in run.files
+        )
+        next_state = state._replace(physical=state.physical | {copy})
+        return f"copy {copy.name} in run {number}", _with(
+            next_state, number, after._replace(files=files | {copy})
+        )
 
     def _discard(self, state: State, number: int, run: Run) -> Iterator[tuple[str, State]]:
         """Yield the cleanups of the stores, each of which discards the old versions that it knows."""
         last = len(run.committed)
         # Without ids, a concurrent run can have published the attempts that were found.
         if not self.with_ids and "cleanups do not list" not in self.faults:
-            run = _listed(state, run)
+            run = self._listed(state, run)
         for store, newest in product(range(self.stores), range(max(1, last - self.lag), last + 1)):
             # It must still be current, see `StoreSpec`.
             current = state.committed[newest - 1 : newest]
@@ -350,18 +390,20 @@ class MergeSpec:
 
     def _scan(self, state: State, number: int, run: Run, store: int, newest: int) -> tuple[str, State]:
         """Return a cleanup on an executor: it deletes the streams that no version refers to that it knows."""
-        listing = run.listing
-        if not run.has_read and not listing <= state.physical:
-            # A file was deleted after the listing: what is left of it is in a new one.
-            skips = "files that vanish are skipped" in self.faults
-            listing = listing & state.physical if skips else state.physical
+        listing, files = run.listing, run.indexed
+        if not run.has_read:
+            if not _names(listing) <= _names(state.physical):
+                # A file was deleted after the listing: what is left of it is in a new one.
+                skips = "files that vanish are skipped" in self.faults
+                listing = listing & state.physical if skips else state.physical
+            files = self._with_indexes(files, listing)
         present = {a for a in _attempts(state.physical) | {*state.own} if a.store == store}
         # The version that it has loaded, and those that it has committed since, are tracked.
         runs = dict(enumerate(run.committed, 1))
         tracked = {
             a for a in present if a.version >= run.moved[store] and a.run == runs.get(a.version, number)
         }
-        attempts = {a for a in _attempts(listing) | {*state.own} if a.store == store} | tracked
+        attempts = {a for a in _attempts(files) | {*state.own} if a.store == store} | tracked
         horizon = newest - self.retained
         used = {id_ for a in attempts if a.version >= horizon for id_ in (a.id, *a.chain)}
         orphans = {(store, a.id) for a in present if a.version < horizon and a.id not in used}
@@ -370,24 +412,60 @@ class MergeSpec:
             own=tuple(attempt for attempt in state.own if attempt not in old), orphans=state.orphans | orphans
         )
         # The driver's process gets the report.
-        after = run._replace(discarded=run.discarded | old, listing=listing, has_read=True)
+        after = run._replace(discarded=run.discarded | old, listing=listing, indexed=files, has_read=True)
         label = f"discard below {horizon} in store {store} on the executor of run {number}"
         return label, _with(next_state, number, after)
 
-    def _deletable(self, run: Run) -> list[Physical]:
+    def _deletable(self, state: State, run: Run) -> list[Physical]:
         """Return the physical files that have no live logical file, as far as the run knows."""
-        deletable: list[Physical] = []
+        if not _is_active(run) and "ended runs delete" not in self.faults:
+            return []
         test = any if "files with live entries are deleted" in self.faults else all
-        for physical in run.files if _is_active(run) or "ended runs delete" in self.faults else ():
-            moved = _attempts(file for file in run.files if file.name > physical.name)
-            # A path must not lead to an attempt again that was superseded.
-            exposes = "superseded files are deleted last" not in self.faults and any(
-                self._shares_path(first.attempt, second.attempt) and second[::-1] < first[::-1]
-                for first, second in product(physical.entries, _entries(run.files))
-            )
-            if not exposes and test(e.attempt in run.discarded | moved for e in physical.entries):
-                deletable.append(physical)
-        return deletable
+        deletable = [
+            physical
+            for physical in run.files
+            if test(entry.attempt in run.discarded for entry in physical.entries)
+        ]
+        if self.with_ids or "superseded files are deleted last" in self.faults:
+            return deletable
+        present = set(_entries(_named(state, _names(run.files)))) if deletable else set()
+        return [physical for physical in deletable if not self._exposes(state, physical.name, present)]
+
+    def _exposes(self, state: State, name: Name, present: set[Entry]) -> bool:
+        """Return whether a path would lead to an attempt again that one in the file supersedes."""
+        return any(
+            self._shares_path(first.attempt, second.attempt) and second[::-1] < first[::-1]
+            for first, second in product(_entries(_named(state, {name})), present)
+        )
+
+    def _listed(self, state: State, run: Run, step: str = "") -> Run:
+        sequences = [file.name.sequence for file in state.physical if not file.name.is_copy]
+        files = self._with_indexes(run.files, state.physical)
+        return run._replace(
+            files=files, highest=max([run.highest, *sequences]), step=step or run.step, moving=None
+        )
+
+    def _with_indexes(self, files: frozenset[Physical], listed: frozenset[Physical]) -> frozenset[Physical]:
+        """Return the files that a process knows after it has listed and read these."""
+        entries_by_name = {file.name: {*file.entries} for file in files if file.name in _names(listed)}
+        for file in sorted(listed):
+            if file.name in entries_by_name:
+                continue
+            added = {*file.entries}
+            for name, entries in entries_by_name.items():
+                for entry in [e for e in entries if e.attempt in _attempts([file])]:
+                    if self._preference(name) > self._preference(file.name):
+                        added.discard(entry)
+                    else:
+                        entries.discard(entry)
+            entries_by_name[file.name] = added
+        return frozenset(Physical(name, frozenset(entries)) for name, entries in entries_by_name.items())
+
+    def _preference(self, name: Name) -> tuple[object, ...]:
+        order = name.oldest, name.newest, name.sequence, name.is_copy
+        if "files are preferred by name" in self.faults:
+            return order
+        return name.is_copy, name.sequence if name.is_copy else 0, order
 
     def _shares_path(self, first: Attempt, second: Attempt) -> bool:
         return first[: 3 if self.with_ids else 2] == second[: 3 if self.with_ids else 2]
@@ -395,7 +473,7 @@ class MergeSpec:
     def _newest(self, physical: Iterable[Physical], at: Attempt) -> Attempt | None:
         """Return the attempt in the physical files that has the path of an attempt."""
         candidates = [
-            (file.newest if "version order" in self.faults else 0, entry.rank, entry.attempt)
+            (file.name.newest if "version order" in self.faults else 0, entry.rank, entry.attempt)
             for file in physical
             for entry in file.entries
             if self._shares_path(entry.attempt, at)
@@ -473,13 +551,16 @@ def _attempts(physical: Iterable[Physical]) -> set[Attempt]:
     return {entry.attempt for entry in _entries(physical)}
 
 
-def _without(state: State, physical: Physical) -> frozenset[Physical]:
-    return frozenset(file for file in state.physical if file.name != physical.name)
+def _names(physical: Iterable[Physical]) -> set[Name]:
+    return {file.name for file in physical}
 
 
-def _listed(state: State, run: Run) -> Run:
-    highest = max([run.highest, *(physical.sequence for physical in state.physical)])
-    return run._replace(files=state.physical, highest=highest)
+def _named(state: State, names: set[Name]) -> list[Physical]:
+    return [file for file in state.physical if file.name in names]
+
+
+def _without(state: State, name: Name) -> frozenset[Physical]:
+    return frozenset(file for file in state.physical if file.name != name)
 
 
 def _listed_there(state: State, run: Run) -> Run:
@@ -487,7 +568,7 @@ def _listed_there(state: State, run: Run) -> Run:
 
 
 def _ended(state: State, number: int) -> State:
-    return _with(state, number, state.runs[number]._replace(step="ended", moving=frozenset()))
+    return _with(state, number, state.runs[number]._replace(step="ended", moving=None))
 
 
 def _with(state: State, number: int, run: Run) -> State:
