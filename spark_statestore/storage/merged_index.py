@@ -44,6 +44,8 @@ class PhysicalFile:
     supersedes
         Files with attempts that attempts in this one supersede. It is deleted after them: they would count
         again.
+    replaces
+        Files that have attempts of this one, too, which do not count there.
     """
 
     name: PhysicalName | None = None
@@ -52,6 +54,7 @@ class PhysicalFile:
     live: dict[LogicalFile, None] = field(default_factory=dict)
     live_bytes: int = 0
     supersedes: set[PhysicalFile] = field(default_factory=set)
+    replaces: set[PhysicalFile] = field(default_factory=set)
 
     def take(self, logical: LogicalFile) -> None:
         """Add a logical file to those that are not discarded."""
@@ -240,8 +243,10 @@ class MergedIndex:
             if copy is not None and copy.physical is not self.elsewhere:
                 present_name = copy.physical.name
                 if present_name is None or _preference(present_name) > _preference(name):
+                    copy.physical.replaces.add(physical)
                     continue
             if copy is not None:
+                physical.replaces.add(copy.physical)
                 self.remove(copy)
             self.insert(
                 LogicalFile(
@@ -351,7 +356,12 @@ class MergedIndex:
         """Return the files to delete: all in them is discarded."""
         empty: list[PhysicalFile] = []
         for physical in self.physical.values():
-            superseded = (older for older in physical.supersedes if older.name in self.physical)
+            superseded = (
+                older
+                for file in physical.supersedes
+                for older in (file, *file.replaces)
+                if older.name in self.physical and older is not physical
+            )
             if not physical.live and all(older in empty for older in superseded):
                 empty.append(physical)
         return empty

@@ -363,6 +363,22 @@ _STORED: Final = (
         "An attempt that was superseded does not count again once the file of its successor is deleted.",
     ),
     Mutant(
+        "merged-copied-attempt-returns",
+        "spark_statestore/storage/merged_index.py",
+        "copy.physical.replaces.add(physical)",
+        "copy.physical.replaces.discard(physical)",
+        ("tests/unit/storage/test_merged_views.py",),
+        "A superseded attempt that was copied does not count again in the file that the copy replaces.",
+    ),
+    Mutant(
+        "merged-copy-not-preferred",
+        "spark_statestore/storage/merged_index.py",
+        "return name.is_copy, name.number if name.is_copy else 0, name",
+        "return False, 0, name",
+        ("tests/unit/query/test_moving_stores.py",),
+        "Every process takes a copy for the place of a version, and not a file that is about to be deleted.",
+    ),
+    Mutant(
         "merged-attempts-of-one-rank",
         "spark_statestore/storage/merged_index.py",
         "logical.rank = max(lowest, before[-1].rank + 1 if before else 0)",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 
 from spark_statestore.errors import CorruptCheckpointError
 from spark_statestore.files import LocalFileSystem, MemoryFileSystem
-from spark_statestore.storage import merged_index, physical_files
+from spark_statestore.files.base import FileStatus
+from spark_statestore.formats.merged_files import IndexEntry, PhysicalName
+from spark_statestore.storage import CheckpointName, merged_index, physical_files
 from spark_statestore.storage.merged_file_system import MergedFileSystem
 from spark_statestore.storage.merged_files import MergedFiles
 from tests.unit.storage.merged import STATE, allow, attempt, metadata, names, path, publish
@@ -179,3 +182,28 @@ def test_version_that_was_published_again_since_the_listing_is_found_beside_a_da
         executor.find(path("0/0", 2))
     MergedFiles(files, STATE).publish_alone(path("0/0", 2), attempt(2), bytes(metadata(2)), allow)
     assert MergedFileSystem(files, executor).read(path("0/0", 2), 3, 5) == bytes(metadata(2))[3:8]
+
+
+@pytest.mark.parametrize(
+    "order", list(itertools.permutations(["1-2-0-copy", "2-2-0", "2-2-1"])), ids=" ".join
+)
+def test_superseded_attempt_that_was_copied_goes_before_the_one_that_counts(order: tuple[str, ...]) -> None:
+    """A run lists the files, in some order, after the run that made the copy was killed."""
+    entries = {name: [IndexEntry("0/0/chk-2/_metadata", attempt(1), 0, 40, 9)] for name in order}
+    entries["2-2-1"] = [IndexEntry("0/0/chk-2/_metadata", attempt(2), 1, 40, 9)]
+    index = merged_index.MergedIndex()
+    for name in order:
+        physical_name = PhysicalName.parse(name)
+        assert physical_name is not None
+        index.take_up(physical_name, FileStatus(name, 99, None), entries[name])
+    for number in (1, 2):
+        logical = index.find("0/0", CheckpointName(2), attempt(number))
+        assert logical is not None
+        index.remove(logical)
+    for _ in order:
+        for physical in index.empty():
+            assert physical.name is not None
+            del index.physical[physical.name]
+            # Another run finds the attempt that counts while one is left that it supersedes.
+            assert set(map(str, index.physical)) != {"2-2-0"}
+    assert index.physical == {}
