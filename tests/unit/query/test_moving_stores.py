@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Collection
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
+from spark_statestore.formats.merged_files import PhysicalName
 from spark_statestore.query.verify import verify
-from spark_statestore.storage import CheckpointName, merged_index
+from spark_statestore.storage import CheckpointName
+from spark_statestore.storage.merged_index import MergedIndex, PhysicalFile
+from spark_statestore.storage.physical_files import PhysicalFiles
 from spark_statestore.store import commit
 from spark_statestore.store.cleanup import discard_versions
 from spark_statestore.store.holds import announce_holds, holds_directory_of
@@ -22,7 +27,11 @@ WORDS = [f"word{number}" for number in range(60)]
 
 
 class Cluster:
-    """A query on a cluster: its driver publishes, and its stores move between executors at random."""
+    """A query on a cluster: its driver publishes, and its stores move between executors at random.
+
+    Its driver rewrites files at random. Between the creation of a copy and the deletion of the files that it
+    replaces, executors list the directory and clean up.
+    """
 
     def __init__(self, directory: Path, seed: int) -> None:
         self.random = random.Random(seed)
@@ -35,7 +44,7 @@ class Cluster:
         self.places: list[StoredQuery | None] = [None] * PARTITIONS
         self.versions_by_hold: dict[str, int] = {}
         """The held versions by the path of the hold."""
-        self.moves = 0
+        self.moves = self.copies = 0
 
     def name(self, partition: int) -> CheckpointName:
         """The newest version of a partition's store."""
@@ -88,11 +97,32 @@ class Cluster:
         self.driver.finish(attempts, counts)
         self.driver.stores[0].sweep_merged()
         self.change_holds()
+        self.clean_up()
+
+    def clean_up(self) -> None:
+        """Run the cleanups of some stores."""
         for partition, executor in enumerate(self.places):
             if executor is not None and self.random.random() < 0.5:
                 name = self.name(partition)
                 retain_from = max(1, name.version - RETAINED + 1)
                 discard_versions(executor.stores[partition], name, name.id or "", retain_from, 0)
+
+    def sparse(self, index: MergedIndex, version: int) -> list[PhysicalFile]:
+        """Choose the files to rewrite, in the place of `MergedIndex.sparse`."""
+        if self.random.random() < 0.7:
+            return []
+        old = [file for name, file in index.physical.items() if name.newest < version and file.live]
+        chosen = [file for file in old if self.random.random() < 0.7]
+        self.copies += len(chosen) > 1
+        return chosen
+
+    def before_deletion(self) -> None:
+        """Let executors list, and clean up, before the driver deletes files."""
+        for executor in self.executors:
+            if self.random.random() < 0.5:
+                for merged in executor.merged.values():
+                    merged.look_for_others(time.monotonic())
+        self.clean_up()
 
     def change_holds(self) -> None:
         """Hold a retained version, as a pointer savepoint does, or remove a hold."""
@@ -125,11 +155,18 @@ class Cluster:
 def test_stores_that_move_keep_retained_and_held_versions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, batches: int
 ) -> None:
-    # Files are rewritten as soon as most of what is in them is discarded.
-    monkeypatch.setattr(merged_index, "_LITTLE", 0)
     cluster = Cluster(tmp_path / "checkpoint", seed)
+    delete = PhysicalFiles.delete
+
+    def delete_later(physical_files: PhysicalFiles, names: Collection[PhysicalName]) -> None:
+        cluster.before_deletion()
+        delete(physical_files, names)
+
+    monkeypatch.setattr(PhysicalFiles, "delete", delete_later)
+    monkeypatch.setattr(MergedIndex, "sparse", lambda index, version: cluster.sparse(index, version))
     for number in range(1, batches + 1):
         cluster.batch()
         if number % 5 == 0:
             cluster.check()
     assert cluster.moves > batches // 2
+    assert cluster.copies > batches // 20
