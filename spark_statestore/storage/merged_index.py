@@ -46,6 +46,9 @@ class PhysicalFile:
         again.
     replaces
         Files that have attempts of this one, too, which do not count there.
+    successor
+        A file with attempts of this one that was not published when this one was listed. Until it is, both
+        may be the same.
     """
 
     name: PhysicalName | None = None
@@ -55,6 +58,7 @@ class PhysicalFile:
     live_bytes: int = 0
     supersedes: set[PhysicalFile] = field(default_factory=set)
     replaces: set[PhysicalFile] = field(default_factory=set)
+    successor: PhysicalFile | None = None
 
     def take(self, logical: LogicalFile) -> None:
         """Add a logical file to those that are not discarded."""
@@ -244,6 +248,8 @@ class MergedIndex:
                 present_name = copy.physical.name
                 if present_name is None or _preference(present_name) > _preference(name):
                     copy.physical.replaces.add(physical)
+                    if present_name is None:
+                        physical.successor = copy.physical
                     continue
             if copy is not None:
                 physical.replaces.add(copy.physical)
@@ -356,6 +362,8 @@ class MergedIndex:
         """Return the files to delete: all in them is discarded."""
         empty: list[PhysicalFile] = []
         for physical in self.physical.values():
+            if physical.successor is not None and physical.successor.name is None:
+                continue
             superseded = (
                 older
                 for file in physical.supersedes

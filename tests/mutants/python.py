@@ -363,6 +363,14 @@ _STORED: Final = (
         "An attempt that was superseded does not count again once the file of its successor is deleted.",
     ),
     Mutant(
+        "merged-file-in-publication-deleted",
+        "spark_statestore/storage/merged_index.py",
+        "if physical.successor is not None and physical.successor.name is None:",
+        "if physical.successor is not None and physical.successor is physical:",
+        ("tests/unit/storage/test_merged_views.py",),
+        "A file that another thread lists before its publication has ended is not taken for an empty one.",
+    ),
+    Mutant(
         "merged-copied-attempt-returns",
         "spark_statestore/storage/merged_index.py",
         "copy.physical.replaces.add(physical)",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,11 @@ import pytest
 from spark_statestore.errors import CorruptCheckpointError
 from spark_statestore.files import LocalFileSystem, MemoryFileSystem
 from spark_statestore.files.base import FileStatus
-from spark_statestore.formats.merged_files import IndexEntry, PhysicalName
+from spark_statestore.formats.merged_files import IndexEntry, MergedObject, PhysicalName
 from spark_statestore.storage import CheckpointName, merged_index, physical_files
 from spark_statestore.storage.merged_file_system import MergedFileSystem
 from spark_statestore.storage.merged_files import MergedFiles
+from spark_statestore.storage.physical_files import PhysicalFiles
 from tests.unit.storage.merged import STATE, allow, attempt, metadata, names, path, publish
 
 
@@ -207,3 +210,27 @@ def test_superseded_attempt_that_was_copied_goes_before_the_one_that_counts(orde
             # Another run finds the attempt that counts while one is left that it supersedes.
             assert set(map(str, index.physical)) != {"2-2-0"}
     assert index.physical == {}
+
+
+@pytest.mark.parametrize("is_answered", [True, False], ids=["answered", "answer lost"])
+def test_file_that_is_listed_before_its_publication_has_ended_is_not_deleted(
+    files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch, is_answered: bool
+) -> None:
+    create = PhysicalFiles.create
+    merged = MergedFiles(files, STATE)
+
+    def create_and_sweep(
+        physical_files: PhysicalFiles, name: PhysicalName, objects: Sequence[MergedObject]
+    ) -> int | None:
+        size = create(physical_files, name, objects)
+        # Other threads.
+        merged.look_for_others(time.monotonic())
+        merged.sweep()
+        return size if is_answered or str(name) != "2-2-0" else None
+
+    monkeypatch.setattr(PhysicalFiles, "create", create_and_sweep)
+    publish(merged, (path("0/0", 2, 1), 1))
+    assert MergedFileSystem(files, merged).read(path("0/0", 2, 1)) == bytes(metadata(1))
+    assert MergedFiles(files, STATE).find(path("0/0", 2, 1)) is not None
+    merged.sweep()
+    assert len(names(files)) == 1
