@@ -219,7 +219,12 @@ def _column(
     if kind.name == "void" or (valid is not None and not valid.any()):
         return pa.nulls(count, kind.arrow)
     if kind.name in IN_SLOT:
-        return _fixed(kind, count, valid, np.ascontiguousarray(memory.read(IN_SLOT[kind.name], slot)))
+        values = np.ascontiguousarray(memory.read(IN_SLOT[kind.name], slot))
+        if kind.name == "time":
+            outside = (values < 0) | (values >= _DAY)
+            if (outside if valid is None else outside & valid).any():
+                raise _Malformed("is a time outside of a day")
+        return _fixed(kind, count, valid, values)
     if kind.name == "boolean":
         return _fixed(kind, count, valid, np.packbits(memory.read("u1", slot) != 0, bitorder="little"))
     if kind.name == "decimal" and kind.arrow.precision <= LONG_DIGITS:
@@ -261,6 +266,9 @@ def _column(
 
 _BINARY: Final = SparkType("binary", pa.binary())
 _SRID: Final = SparkType("integer", pa.int32())
+
+# Nanoseconds.
+_DAY: Final = 86_400 * 10**9
 
 # Minimum size in bytes of a value outside of its slot.
 _SMALLEST: Final = {

@@ -22,6 +22,14 @@ MUTANTS: Final = (
         "An interval that Arrow cannot represent is refused, and not read as another one.",
     ),
     Mutant(
+        "time-beyond-the-day",
+        f"{_ROWS}/decode.py",
+        "outside = (values < 0) | (values >= _DAY)",
+        "outside = values < 0",
+        (f"{_TESTS}/rows/test_decode.py",),
+        "A time that is none is refused, and not handed to Arrow, which does not check it.",
+    ),
+    Mutant(
         "encode-array-bitmap",
         f"{_ROWS}/layout.py",
         "self._header = WORD + (counts + 63) // 64 * WORD",

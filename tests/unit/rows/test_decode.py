@@ -181,3 +181,12 @@ def test_decode_rows_refuses_an_interval_beyond_nanoseconds(micros: int) -> None
 def test_decode_rows_reads_the_longest_interval(micros: int) -> None:
     rows = pa.array([struct.pack("<qIIiiq", 0, 16, 16, 0, 0, micros)], pa.binary())
     assert decode_rows(rows, schema(a="interval")).to_pylist() == [{"a": (0, 0, micros * 1000)}]
+
+
+@pytest.mark.parametrize("nanos", [-1, -(2**63), 86_400 * 10**9, 2**63 - 1])
+def test_decode_rows_refuses_a_time_outside_of_a_day(nanos: int) -> None:
+    with pytest.raises(CorruptCheckpointError, match="the field a of a row is a time outside of a day"):
+        decode_rows(pa.array([struct.pack("<qq", 0, nanos)], pa.binary()), schema(a="time(6)"))
+    # Of a null, the bytes do not count.
+    null = decode_rows(pa.array([struct.pack("<qq", 1, nanos)], pa.binary()), schema(a="time(6)"))
+    assert null.to_pylist() == [{"a": None}]
