@@ -10,7 +10,7 @@ import contextlib
 import re
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -21,7 +21,7 @@ from spark_statestore.errors import (
     CorruptCheckpointError,
     QueryRunningError,
 )
-from spark_statestore.files import FileStatus, FileSystem, join, open_file_system
+from spark_statestore.files import FileStatus, FileSystem, join, open_file_system, parent_of
 from spark_statestore.files.failures import failing_to, read_file
 from spark_statestore.formats.metadata import ATTEMPT
 from spark_statestore.query.journal import KEPT
@@ -37,7 +37,7 @@ from spark_statestore.storage.file_handles import discard_file
 from spark_statestore.storage.handle_codec import HandleContext
 from spark_statestore.storage.merged_files import MergedFiles
 from spark_statestore.storage.metadata_streams import read_object
-from spark_statestore.store.holds import HOLDS_DIRECTORY, is_temporary_hold, read_holds
+from spark_statestore.store.holds import HOLDS_DIRECTORY, Holds, is_temporary_hold, read_holds
 from spark_statestore.store.metadata import CheckpointMetadata, StoreId, decode_metadata
 from spark_statestore.store.retention import parse_listing
 
@@ -114,10 +114,11 @@ def gc(
 
     Orphans are state streams that no metadata references, directories of versions that were never published,
     attempts that Spark did not commit, partial files of killed processes, and retention holds of copies whose
-    process was killed. Versions that a hold names and files of rolled back batches are kept. A store is
-    skipped if any metadata in it cannot be read or belongs to another store or version, or if the metadata of
-    the newest batch's version is missing. All stores are skipped if a merged file is damaged that may have a
-    version which a batch in the log or a hold needs.
+    process was killed. Versions that a hold names, what a write or rescale in place has not published yet,
+    and files of rolled back batches are kept. A store is skipped if any metadata in it cannot be read or
+    belongs to another store or version, or if the metadata of the newest batch's version is missing. All
+    stores are skipped if a merged file is damaged that may have a version which a batch in the log or a hold
+    needs.
 
     Parameters
     ----------
@@ -146,6 +147,8 @@ def gc(
     CorruptCheckpointError, CheckpointIOError
         If Spark's logs, a hold or a directory cannot be read, or a file cannot be removed. No file that is
         needed was removed.
+    IllegalStateError
+        If a rescale in place is not complete.
     QueryRunningError
         If ``stopped`` is given and the query runs.
     StorageError
@@ -202,15 +205,55 @@ def _committed_attempts(checkpoint: QueryCheckpoint) -> CommittedAttempts:
     batches = checkpoint.batches()
     attempts = {}
     for batch, entry in zip(batches, parallel_map(checkpoint.commit, batches), strict=True):
-        ids = entry.state_ids or {}
-        attempts[batch + 1] = {operator: frozenset(_flat(named)) for operator, named in ids.items()}
-    files, state = open_file_system(checkpoint.state_url)
-    holds = join(state, HOLDS_DIRECTORY)
-    with failing_to("list", files, holds):
-        held_versions = read_holds(files, holds).held_versions
+        attempts[batch + 1] = _by_operator(entry)
+    holds = _holds(checkpoint)
     return CommittedAttempts(
-        attempts, frozenset(_rolled_back(checkpoint)), held_versions, batches[-1] + 1 if batches else 0
+        attempts,
+        frozenset(_rolled_back(checkpoint)),
+        holds.held_versions,
+        holds.versions_in_use,
+        batches[-1] + 1 if batches else 0,
     )
+
+
+def _committed_since(
+    checkpoint: QueryCheckpoint, decided: CommittedAttempts, paths: Iterable[str]
+) -> CommittedAttempts:
+    """Return what is decided now of the versions of orphans that a listing had.
+
+    A write in place holds its version before it writes, until its attempts are published. So for each file of
+    it that was listed before, the hold is read here, or the entry that names the attempts.
+    """
+    holds = _holds(checkpoint)
+    if decided.last:
+        # Raises if a rescale in place has ended without its last step: its journal names attempts.
+        checkpoint.newest_batch()
+    names = (CheckpointName.parse(parent_of(path).rpartition("/")[2]) for path in paths)
+    versions = {name.version for name in names if name is not None}
+    attempts = dict(decided.attempts)
+    for version in versions & attempts.keys():
+        try:
+            attempts[version] = _by_operator(checkpoint.commit(version - 1))
+        except CheckpointNotFoundError:
+            # Purged or rolled back meanwhile: it decides nothing any more.
+            attempts[version] = {}
+    return replace(
+        decided,
+        attempts=attempts,
+        held_versions=holds.held_versions,
+        versions_in_use=holds.versions_in_use,
+    )
+
+
+def _by_operator(entry: CommitEntry) -> dict[int, frozenset[str]]:
+    return {operator: frozenset(_flat(named)) for operator, named in (entry.state_ids or {}).items()}
+
+
+def _holds(checkpoint: QueryCheckpoint) -> Holds:
+    files, state = open_file_system(checkpoint.state_url)
+    directory = join(state, HOLDS_DIRECTORY)
+    with failing_to("list", files, directory):
+        return read_holds(files, directory)
 
 
 def _remove_abandoned_holds(checkpoint: QueryCheckpoint, before: float, *, dry_run: bool) -> list[Orphan]:
@@ -223,7 +266,7 @@ def _remove_abandoned_holds(checkpoint: QueryCheckpoint, before: float, *, dry_r
             if not dry_run:
                 discard_file(files, status.path)
             abandoned.append(
-                Orphan(files.url(status.path), status.size, "the process that made the copy has ended")
+                Orphan(files.url(status.path), status.size, "the process that held it has ended")
             )
     return abandoned
 
@@ -335,13 +378,14 @@ class _Collector:
             self._listing = {}
 
     def _collect(self, *, dry_run: bool) -> _Collector:
-        began = time.monotonic()
         try:
             reasons = self._scan()
             if reasons and not dry_run:
-                # Metadata published since the scan may reference one of them.
+                self._decided = _committed_since(self._checkpoint, self._decided, reasons)
+                # Metadata published since the scan may reference one of them, also that of a write in place
+                # whose hold is gone.
                 with failing_to("list", self._files, self._directory):
-                    self._merged.look_for_others(since=began)
+                    self._merged.look_for_others(since=time.monotonic())
                 again = self._scan()
                 reasons = {path: why for path, why in reasons.items() if path in again}
                 self._require_stopped()

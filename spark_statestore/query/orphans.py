@@ -29,6 +29,8 @@ class CommittedAttempts:
         Ids of the committed attempts of batches that were rolled back.
     held_versions
         Versions that retention holds name.
+    versions_in_use
+        Those that an operation holds while it reads or writes them.
     last
         Version committed by the newest batch; 0 if there is none.
     """
@@ -36,6 +38,7 @@ class CommittedAttempts:
     attempts: Mapping[int, Mapping[int, frozenset[str]]]
     rolled_back: frozenset[str]
     held_versions: frozenset[int]
+    versions_in_use: frozenset[int]
     last: int
 
     @property
@@ -138,11 +141,14 @@ def orphans(
 
     A stopped query uses only files that metadata references; a running one may be about to reference others.
     Versions before the oldest batch of the logs are orphans in a store that the newest batch does not have,
-    as after a rescale in place, and with `purge` in all stores, unless others need them.
+    as after a rescale in place, and with `purge` in all stores, unless others need them. What a write in
+    place has written, and not published, is of a version in use.
     """
     unneeded: dict[CheckpointName, str] = {}
     newest = max((name.version for name in store.listing.checkpoints), default=0)
     for name, files in store.listing.checkpoints.items():
+        if name.version in decided.versions_in_use:
+            continue
         if METADATA_FILE_NAME not in files:
             unneeded[name] = "its version was not published"
         elif decided.supersedes(store.operator, name):
@@ -167,11 +173,14 @@ def orphans(
             del unneeded[name]
     reasons = {path: why for name, why in unneeded.items() for path in store.paths(name)}
     for path, version in sorted(store.listing.shared.items()):
+        if version in decided.versions_in_use:
+            continue
         # The next commit of a running query may reference a newer snapshot.
         if path not in needed and is_old(path) and (stopped or version <= store.oldest_snapshot_in_use):
             reasons[path] = "no metadata refers to it"
     for path in store.staging:
-        if is_old(path):
+        # The name does not have the version.
+        if is_old(path) and not decided.versions_in_use:
             reasons.setdefault(path, "it is a partial file")
     return reasons
 

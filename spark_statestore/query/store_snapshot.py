@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from spark_statestore.errors import (
     CheckpointIOError,
+    CheckpointNotFoundError,
     CorruptCheckpointError,
     StateStoreError,
     StorageAccessError,
@@ -160,6 +161,10 @@ class EncodedStore:
     metadata: bytes
     handle: IncrementalStateHandle
 
+    def missing_file(self) -> str | None:
+        """Return the URL of a stream that does not exist, None if all do."""
+        return _missing_stream(self.versions, self.handle)
+
     def discard(self) -> None:
         """Remove its streams; what is left of them in a failing storage is an orphan."""
         with contextlib.suppress(StateStoreError, OSError):
@@ -219,12 +224,27 @@ def _pending_attempt(
         raise
 
 
+def missing_file(versions: StoreDirectory, name: CheckpointName) -> str | None:
+    """Return the URL of a file of an attempt, its metadata or a stream, that does not exist; else None."""
+    try:
+        handle = versions.metadata(name).handle
+    except CheckpointNotFoundError:
+        return versions.files.url(versions.metadata_path(name))
+    return _missing_stream(versions, handle)
+
+
 def discard_store(versions: StoreDirectory, name: CheckpointName) -> None:
     """Remove an attempt that nothing names; what is left of it in a failing storage is an orphan."""
     with contextlib.suppress(StateStoreError, OSError):
         metadata = versions.metadata(name)
         for path in (versions.metadata_path(name), *_files_of(metadata.handle)):
             discard_file(versions.files, path)
+
+
+def _missing_stream(versions: StoreDirectory, handle: IncrementalStateHandle) -> str | None:
+    files = versions.files
+    with failing_to("look for streams in", files, versions.directory):
+        return next((files.url(path) for path in _files_of(handle) if not files.exists(path)), None)
 
 
 def _files_of(handle: IncrementalStateHandle) -> Iterator[str]:

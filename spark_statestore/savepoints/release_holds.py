@@ -151,5 +151,5 @@ def _status(
             "it is older"
         )
     if is_temporary:
-        return "unneeded", "the process that made the copy has ended"
+        return "unneeded", "the process that held it has ended"
     return "unneeded", f"there is no savepoint {holder}: it was not completed, or it was moved"

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from spark_statestore.errors import (
     ForeignCheckpointError,
-    IllegalStateError,
     OptionError,
     QueryRunningError,
     StateLostError,
 )
-from spark_statestore.files.failures import failing_to
 from spark_statestore.options import MOST_PARTITIONS, PROVIDER_CLASS, PROVIDER_KEY, StorageOptions
 from spark_statestore.query import QueryCheckpoint, StatefulOperator
 from spark_statestore.query.journal import Change, complete_change
@@ -23,8 +22,9 @@ from spark_statestore.query.parallel import Progress, parallel_iter
 from spark_statestore.query.query_checkpoint import COMMITS, METADATA, OFFSETS, STATE
 from spark_statestore.query.running import ActivityCheck
 from spark_statestore.query.savepoint_lookup import is_or_was_savepoint
-from spark_statestore.query.store_snapshot import StoreSnapshot, discard_store, write_store
+from spark_statestore.query.store_snapshot import StoreSnapshot, discard_store, missing_file, write_store
 from spark_statestore.rescaling.redistribute import keeps_one_partition, rescaled, write_rescaled
+from spark_statestore.savepoints.savepoint_holds import Hold, held_in_place, require_unremoved, state_removed
 from spark_statestore.storage import CheckpointName
 from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import StoreId
@@ -40,9 +40,9 @@ def rescale_in_place(
 ) -> int | None:
     """Give a stopped query another number of state partitions, at its newest committed batch.
 
-    The stores get attempts of their own at that batch, in as many partitions; then the entries of Spark's
-    logs and the metadata of the operators change at once, see `Change`. A batch that is planned and not
-    committed stays planned, with the same input. Earlier batches keep their partitions.
+    The stores get attempts of their own at that batch, in as many partitions, which are held meanwhile; then
+    the entries of Spark's logs and the metadata of the operators change at once, see `Change`. A batch that
+    is planned and not committed stays planned, with the same input. Earlier batches keep their partitions.
 
     Parameters
     ----------
@@ -119,6 +119,7 @@ class _Rescale:
         self._progress: Progress = progress or (lambda completed, total: None)
         self._operators = list(checkpoint.operator_files(batch))
         self._attempts: list[tuple[StoreDirectory, CheckpointName]] = []
+        self._hold: Hold | None = None
 
     def run(self, planned: list[int]) -> None:
         """Write the stores, then Spark's files; nothing, if all have the number."""
@@ -132,24 +133,24 @@ class _Rescale:
             change.watch(f"{OFFSETS}/{number}")
         if self._batch is not None:
             change.watch(f"{COMMITS}/{self._batch}")
-        try:
-            self._prepare(change, later)
-            if change.is_empty:
-                return
-            self._require_stopped()
-            change.make()
-        except BaseException:
-            if not self._is_named(change):
-                for versions, attempt in self._attempts:
-                    discard_store(versions, attempt)
-            raise
-        if not self._are_there():
-            change.undo()
-            raise IllegalStateError(
-                f"another process has removed state of {self._checkpoint.url} that was just written: a "
-                "collection ('spark-statestore gc') or an erasure. Let it end, then try again; the query has "
-                "its state of before."
-            )
+        with contextlib.ExitStack() as stack:
+            try:
+                self._prepare(change, later, stack)
+                if change.is_empty:
+                    return
+                self._require_stopped()
+                if self._hold is not None:
+                    require_unremoved(self._hold, self._missing_files())
+                change.make()
+            except BaseException:
+                if not self._is_named(change):
+                    for versions, attempt in self._attempts:
+                        discard_store(versions, attempt)
+                raise
+            # Collections keep the attempts of before as well, until it is certain that these are there.
+            if missing := next(filter(None, self._missing_files()), None):
+                change.undo()
+                raise state_removed(missing)
         if added := self._activity.added():
             raise QueryRunningError(
                 f"the query of {self._checkpoint.url} runs: it has written {', '.join(added)} while its "
@@ -158,8 +159,8 @@ class _Rescale:
                 "its newest batch."
             )
 
-    def _prepare(self, change: Change, later: list[int]) -> None:
-        if self._batch is not None and (commit := self._commit(self._batch)) is not None:
+    def _prepare(self, change: Change, later: list[int], stack: contextlib.ExitStack) -> None:
+        if self._batch is not None and (commit := self._commit(self._batch, stack)) is not None:
             change.replace(f"{COMMITS}/{self._batch}", commit.encode())
         for number in later:
             entry = self._checkpoint.offsets(number)
@@ -169,15 +170,9 @@ class _Rescale:
         for name, data in self._metadata().items():
             change.replace(name, data)
 
-    def _are_there(self) -> bool:
-        """Return False if a collection that went on meanwhile has removed an attempt that was written."""
-
-        def is_there(attempt: tuple[StoreDirectory, CheckpointName]) -> bool:
-            versions, name = attempt
-            with failing_to("look for", versions.files, versions.metadata_path(name)):
-                return versions.files.exists(versions.metadata_path(name))
-
-        return all(parallel_iter(is_there, self._attempts, self._checkpoint.files))
+    def _missing_files(self) -> Iterator[str | None]:
+        """Yield for each attempt that was written a file of it that does not exist, None if all do."""
+        return parallel_iter(lambda attempt: missing_file(*attempt), self._attempts, self._checkpoint.files)
 
     def _require_stopped(self) -> None:
         if added := self._activity.added():
@@ -196,8 +191,11 @@ class _Rescale:
         except Exception:  # noqa: BLE001 - the first error counts
             return True
 
-    def _commit(self, batch: int) -> CommitEntry | None:
-        """Write the stores; return the entry of the commit log that names them, or None for no change."""
+    def _commit(self, batch: int, stack: contextlib.ExitStack) -> CommitEntry | None:
+        """Write the stores; return the entry of the commit log that names them, or None for no change.
+
+        The context holds what is written.
+        """
         commit = self._checkpoint.commit(batch)
         before = commit.state_ids or {}
         operators = [operator for _, operator in self._operators]
@@ -215,6 +213,8 @@ class _Rescale:
                 changed.append((operator, count))
         total = sum(count * len(operator.stores) for operator, count in changed)
         counter = itertools.count(1)
+        if changed:
+            self._hold = stack.enter_context(held_in_place(self._checkpoint, batch))
         self._progress(0, total)
         ids = {
             operator.id: self._write(operator, batch, count, lambda: self._progress(next(counter), total))

@@ -7,12 +7,18 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from spark_statestore._version import __version__
-from spark_statestore.errors import CheckpointIOError, SavepointError, StateStoreError, StorageURLError
-from spark_statestore.files import FileSystem, join, open_file_system, split_url
+from spark_statestore.errors import (
+    CheckpointIOError,
+    IllegalStateError,
+    SavepointError,
+    StateStoreError,
+    StorageURLError,
+)
+from spark_statestore.files import FileSystem, join, open_file_system, parent_of, split_url
 from spark_statestore.files.failures import failing_to, read_file
 from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query.parallel import parallel_map
@@ -79,13 +85,21 @@ class Hold:
         discard_durably(self.files, self.path)
 
 
-def hold(checkpoint: QueryCheckpoint, batch: int, name: str, holder: str, *, check: bool = True) -> Hold:
+def hold(
+    checkpoint: QueryCheckpoint,
+    batch: int,
+    name: str,
+    holder: str,
+    *,
+    check: bool = True,
+    announce: bool = True,
+) -> Hold:
     """Hold the state of a batch.
 
     The hold is written first. Then it is verified that the batch is still committed, that no cleanup which
     did not see the hold can discard its versions, and that all of their files exist; otherwise the hold is
-    removed. Without `check`, a read of the state fails if the hold was too late. `holder` is the URL of what
-    needs it, for information.
+    removed. Without `check`, a read of the state fails if the hold was too late. Without `announce`, it is
+    for collections alone, and cleanups may ignore it. `holder` is the URL of what needs it, for information.
     """
     new_hold = _at(checkpoint.state_url, batch + 1, name)
     is_savepoint = is_or_was_savepoint(checkpoint)
@@ -97,7 +111,9 @@ def hold(checkpoint: QueryCheckpoint, batch: int, name: str, holder: str, *, che
     }
     try:
         with failing_to("write the hold", new_hold.files, new_hold.path):
-            announce_holds(new_hold.files, new_hold.path.rpartition("/")[0])
+            if announce:
+                announce_holds(new_hold.files, new_hold.path.rpartition("/")[0])
+            new_hold.files.make_directory(parent_of(new_hold.path))
             new_hold.files.create(new_hold.path, json.dumps(content).encode())
         if is_savepoint:
             require_savepoint(checkpoint)
@@ -147,13 +163,53 @@ def list_holds(checkpoint: QueryCheckpoint) -> list[Hold]:
 @contextlib.contextmanager
 def held_while(checkpoint: QueryCheckpoint, batch: int, holder: str) -> Iterator[Hold]:
     """Hold the state of a batch, or a savepoint, within a context; a killed process leaves the hold."""
-    state_hold = hold(checkpoint, batch, temporary_hold_name(), holder, check=False)
+    with _removed_at_end(hold(checkpoint, batch, temporary_hold_name(), holder, check=False)) as state_hold:
+        yield state_hold
+
+
+@contextlib.contextmanager
+def held_in_place(checkpoint: QueryCheckpoint, batch: int) -> Iterator[Hold]:
+    """Keep collections from the attempts at a batch that are written in place, until they are published.
+
+    Cleanups retain the batch, so they need not list the holds from now on.
+    """
+    name = temporary_hold_name()
+    with _removed_at_end(
+        hold(checkpoint, batch, name, checkpoint.url, check=False, announce=False)
+    ) as state_hold:
+        yield state_hold
+
+
+@contextlib.contextmanager
+def _removed_at_end(state_hold: Hold) -> Iterator[Hold]:
     try:
         yield state_hold
     finally:
-        # The copy is complete; `gc` removes a remaining hold.
+        # What needed it is complete; `gc` removes a remaining hold.
         with contextlib.suppress(CheckpointIOError):
             state_hold.remove()
+
+
+def require_unremoved(state_hold: Hold, missing: Iterable[str | None]) -> None:
+    """Raise if state that was written under a hold, or the hold, was removed before it is published.
+
+    `missing` has the URLs of files that do not exist.
+    """
+    url = next(filter(None, missing), None)
+    # Since the hold is there after the files, no collection has begun to remove them.
+    if url is None and not state_hold.exists():
+        url = state_hold.url
+    if url is not None:
+        raise state_removed(url)
+
+
+def state_removed(url: str) -> IllegalStateError:
+    """Build the error for a file of state that was written in place and is missing."""
+    return IllegalStateError(
+        f"the state that was just written is not whole: another process has removed {url}, such as a "
+        "collection ('spark-statestore gc') when the write took more than a day, or 'spark-statestore holds "
+        "--remove'. Let it end, then try again; the query has its state of before."
+    )
 
 
 def _same_location(holder: str, path: str) -> bool:

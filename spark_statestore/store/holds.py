@@ -13,6 +13,9 @@ To save the listing while there are no holds, the first holder creates ``_holds/
 removed. A cleanup whose marker exists and that has seen no hold reads only that file: while it is missing, no
 hold was written, and the next holder will read the marker. In steady state nothing is written or listed.
 
+A write in place holds its version from collections (`gc`) alone, and does not create that file: cleanups
+retain the version.
+
 A marker would exclude older versions for ever, also once the query retains more. So it counts for a week
 only, by the storage's clock, and a cleanup that relies on one for more than a day writes its own again.
 """
@@ -68,6 +71,11 @@ class Holds:
         """The held versions."""
         return frozenset(self.versions.values())
 
+    @property
+    def versions_in_use(self) -> frozenset[int]:
+        """The versions of temporary holds, which an operation reads or writes."""
+        return frozenset(version for name, version in self.versions.items() if is_temporary_hold(name))
+
     def oldest_safe(self, newest: int, hold: str) -> int:
         """Return the oldest version within all horizons; `newest` was read after the hold was written."""
         now = self.hold_times.get(hold)
@@ -91,7 +99,7 @@ def holds_directory_of(store_directory: str, store: StoreId) -> str | None:
 def temporary_hold_name() -> str:
     """Return a new name of a temporary hold.
 
-    Such a hold is removed at the end of the operation that uses the version.
+    Such a hold is removed at the end of the operation that reads or writes the version.
     """
     return f"in-use-{secrets.token_hex(6)}"
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from spark_statestore.errors import OptionError, QueryRunningError
 from spark_statestore.files import join, parent_of
-from spark_statestore.files.failures import failing_to
+from spark_statestore.files.failures import failing_to, read_file
 from spark_statestore.options import StorageOptions
 from spark_statestore.query import QueryCheckpoint, StoreVersion
 from spark_statestore.query.layout import new_rolled_back_directory, replace_file
@@ -22,9 +22,11 @@ from spark_statestore.query.store_snapshot import (
     StoreSnapshot,
     discard_store,
     encode_store,
+    missing_file,
     read_store,
     write_store,
 )
+from spark_statestore.savepoints.savepoint_holds import Hold, held_in_place, require_unremoved
 from spark_statestore.storage import CheckpointName
 from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import StoreId
@@ -43,7 +45,8 @@ class InPlaceWrite:
     file of the commit log names them then. A copy of the file as it was, in
     ``rolled-back/<time>/in-place/``, has the state of before, which stays as long as the batch is retained.
     In format v1, where the last attempt counts, their metadata is published in one merged file; without it
-    the attempts of before count again, which stay as long.
+    the attempts of before count again, which stay as long. Until then a hold keeps collections from what is
+    written, which nothing names.
 
     Parameters
     ----------
@@ -103,6 +106,29 @@ class InPlaceWrite:
         Stores that `change` returns as they are stay. Without `keeps_entry` the file of the commit log is not
         copied before.
         """
+        with held_in_place(self._checkpoint, self._batch) as state_hold:
+            self._write(state_hold, change, memory, progress, keeps_entry=keeps_entry)
+        if added := self._activity.added():
+            before = (
+                "the entry of its commit log as it was is in rolled-back/."
+                if self.has_ids
+                else "without the newest file of state/_merged/ it is that of before."
+            )
+            raise QueryRunningError(
+                f"the query of {self._checkpoint.url} runs: it has written {', '.join(added)} while state "
+                "was written in place, and may go on with the state of before. Stop the query, and see which "
+                f"state it has; {before}"
+            )
+
+    def _write(
+        self,
+        state_hold: Hold,
+        change: Callable[[StoreSnapshot], StoreSnapshot],
+        memory: int | None,
+        progress: Progress | None,
+        *,
+        keeps_entry: bool,
+    ) -> None:
         versions = self._checkpoint.stores(self._batch, self._operator)
         parents = self._parents()
         report: Progress = progress or (lambda completed, total: None)
@@ -134,6 +160,12 @@ class InPlaceWrite:
             for completed, attempt_id in enumerate(parallel_iter(write, versions, self._checkpoint.files), 1):
                 ids.append(attempt_id)
                 report(completed, len(versions))
+            files = self._checkpoint.files
+            missing = (
+                *parallel_iter(lambda attempt: missing_file(*attempt), attempts, files),
+                *parallel_iter(EncodedStore.missing_file, encoded, files),
+            )
+            require_unremoved(state_hold, missing)
             self._require_unchanged()
         except BaseException:
             for store, name in attempts:
@@ -145,17 +177,6 @@ class InPlaceWrite:
             self._publish(ids, keeps_entry=keeps_entry)
         elif encoded:
             self._publish_merged(encoded)
-        if added := self._activity.added():
-            before = (
-                "the entry of its commit log as it was is in rolled-back/."
-                if self.has_ids
-                else "without the newest file of state/_merged/ it is that of before."
-            )
-            raise QueryRunningError(
-                f"the query of {self._checkpoint.url} runs: it has written {', '.join(added)} while state "
-                "was written in place, and may go on with the state of before. Stop the query, and see which "
-                f"state it has; {before}"
-            )
 
     def _parents(self) -> dict[StoreId, str | None]:
         """Return the attempts at the version before that the commit log names, in checkpoint format v2."""
@@ -189,15 +210,24 @@ class InPlaceWrite:
     def _require_unchanged(self) -> None:
         """Raise if the query runs, or if another process has changed the state of the batch."""
         added = self._activity.added()
-        if not added and self._checkpoint.read(COMMITS, str(self._batch)) != self._before:
+        has = "written"
+        if not added and (entry := self._entry()) != self._before:
             added = [f"{COMMITS}/{self._batch}"]
+            has = "moved" if entry is None else has
         if not added:
             added = sorted(self._merged_names() - self._names_before)
         if added:
             raise QueryRunningError(
-                f"the query of {self._checkpoint.url} runs, or another process changes it, which has "
-                f"written {', '.join(added)}. Stop it, then try again; nothing was changed."
+                f"the query of {self._checkpoint.url} runs, or another process changes it, which has {has} "
+                f"{', '.join(added)}. Stop it, then try again; nothing was changed."
             )
+
+    def _entry(self) -> bytes | None:
+        """Return the entry of the commit log; None if a rollback has moved it."""
+        try:
+            return read_file(self._checkpoint.files, self._checkpoint.path(COMMITS, str(self._batch)))
+        except FileNotFoundError:
+            return None
 
     def _keep(self, path: str) -> None:
         """Copy the entry of the commit log to where a rollback moves those of later batches."""

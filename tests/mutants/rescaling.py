@@ -1,4 +1,4 @@
-"""Mutants of rescales in place: the journal, the start of a query, what is left of old partitions."""
+"""Mutants of rescales and writes in place: the journal, the start of a query, collections meanwhile."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ __all__ = ["PYTHON", "SCALA"]
 _LOSS: Final = "tests/unit/savepoints/test_faults.py::test_operation_on_local_files_survives_a_power_loss"
 _FAULTS: Final = (f"{_LOSS}[a-rescale-in-place]",)
 _PLACE: Final = "spark_statestore/savepoints/rescale_in_place.py"
+_PLACES: Final = "tests/unit/savepoints/test_rescale_in_place.py"
+_WRITES: Final = "tests/unit/writing/test_in_place.py"
 _STARTS: Final = "tests/spark/test_rescale_in_place.py"
 _DRIVER: Final = "jvm-shim/src/main/scala/org/apache/spark/sql/statestore/driver"
 
@@ -82,6 +84,54 @@ PYTHON: Final = (
             "tests/unit/savepoints/test_rescale_in_place.py::test_partitions_of_past_batches_alone_are_collected",
         ),
         "Files of partitions that are gone are collected.",
+    ),
+    Mutant(
+        "collection-of-what-is-being-written",
+        "spark_statestore/query/orphans.py",
+        "if version in decided.versions_in_use:",
+        "if False:",
+        (f"{_WRITES}::test_collection_during_a_write_in_place_removes_nothing_of_it",),
+        "A collection removes no file that a write in place is about to publish.",
+    ),
+    Mutant(
+        "collection-by-an-old-log",
+        "spark_statestore/query/gc.py",
+        "self._decided = _committed_since(self._checkpoint, self._decided, reasons)",
+        "pass",
+        (f"{_WRITES}::test_collection_that_began_before_a_write_in_place_removes_nothing_of_it",),
+        "A collection removes no attempt that was published since it began.",
+    ),
+    Mutant(
+        "collection-lists-before-it-reads-holds",
+        "spark_statestore/query/gc.py",
+        "self._merged.look_for_others(since=time.monotonic())",
+        "pass",
+        (f"{_WRITES}::test_write_in_place_that_ends_after_a_scan_of_a_collection_is_whole",),
+        "A collection removes no stream of a write in place that ended since its listing.",
+    ),
+    Mutant(
+        "collection-in-spite-of-a-journal",
+        "spark_statestore/query/gc.py",
+        "        checkpoint.newest_batch()",
+        "        checkpoint.batches()",
+        (f"{_PLACES}::test_collection_that_began_before_a_rescale_removes_nothing_of_it",),
+        "A collection removes no attempt that the journal of an interrupted rescale names.",
+    ),
+    Mutant(
+        "write-in-place-is-published-without-its-files",
+        "spark_statestore/writing/in_place.py",
+        "require_unremoved(state_hold, missing)",
+        "pass",
+        (f"{_WRITES}::test_write_in_place_without_what_was_removed_meanwhile_is_not_published",),
+        "A write in place whose files were removed fails, and the query has its state of before.",
+    ),
+    Mutant(
+        "rescale-is-published-without-its-files",
+        _PLACE,
+        "require_unremoved(self._hold, self._missing_files())",
+        "pass",
+        (f"{_PLACES}::test_rescale_without_what_was_removed_meanwhile_changes_nothing",),
+        "A rescale in place whose files were removed fails, and the query has its state of before.",
     ),
     Mutant(
         "number-of-another-query",

@@ -454,7 +454,7 @@ def test_gc_compares_ages_with_the_clock_of_the_storage(
         assert gc(query.url, dry_run=True).orphans == ()
         age(query, 2 * DAY + skew)
         reasons = [orphan.reason for orphan in gc(query.url).orphans]
-        assert {"its version was not published", "the process that made the copy has ended"} <= set(reasons)
+        assert {"its version was not published", "the process that held it has ended"} <= set(reasons)
 
 
 def test_gc_keeps_no_metadata_of_finished_stores(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from spark_statestore import rescale, savepoint
 from spark_statestore.errors import (
+    CheckpointIOError,
     CheckpointNotFoundError,
     CorruptCheckpointError,
     ForeignCheckpointError,
@@ -19,7 +22,8 @@ from spark_statestore.errors import (
     QueryRunningError,
 )
 from spark_statestore.options import PROVIDER_KEY, StorageOptions
-from spark_statestore.query import QueryCheckpoint, journal
+from spark_statestore.query import QueryCheckpoint, journal, query_checkpoint
+from spark_statestore.query import gc as collection
 from spark_statestore.query.gc import gc
 from spark_statestore.query.rollback import rollback
 from spark_statestore.query.verify import verify
@@ -248,8 +252,77 @@ def test_other_operation_during_a_rescale_makes_it_fail(
     assert content(checkpoint)
 
 
-@pytest.mark.parametrize("stopped", [False, True])
-@pytest.mark.parametrize("count", [1, 3])
+of_both_kinds = pytest.mark.parametrize("stopped", [False, True])
+of_fewer_and_more = pytest.mark.parametrize("count", [1, 3])
+
+
+def collect(query: WrittenQuery, stopped: bool, *, holds_are_lost: bool = False) -> None:
+    if holds_are_lost:
+        for hold in (Path(query.url) / "state/_holds").iterdir():
+            hold.unlink()
+    gc(query.url, stopped=stopped, older_than=-10)
+
+
+@of_both_kinds
+@of_fewer_and_more
+def test_collection_during_a_rescale_removes_nothing_of_it(
+    query: WrittenQuery, stopped: bool, count: int
+) -> None:
+    before = united(content(query.checkpoint))
+    in_its_place(query, count, progress=lambda *_: collect(query, stopped))
+    collect(query, stopped)
+    assert len(content(query.checkpoint)) == count
+    assert united(content(query.checkpoint)) == before
+
+
+@of_both_kinds
+@pytest.mark.parametrize("journal_is_left", [False, True])
+def test_collection_that_began_before_a_rescale_removes_nothing_of_it(
+    query: WrittenQuery, monkeypatch: pytest.MonkeyPatch, stopped: bool, journal_is_left: bool
+) -> None:
+    before = united(content(query.checkpoint))
+    stores, complete = collection._stores, journal._complete
+
+    def fail(*arguments: Any) -> None:
+        raise CheckpointIOError("the storage is gone")
+
+    def rescale_first(checkpoint: QueryCheckpoint) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(journal, "_complete", fail if journal_is_left else complete)
+            with pytest.raises(CheckpointIOError) if journal_is_left else nullcontext():
+                in_its_place(query)
+        return stores(checkpoint)
+
+    monkeypatch.setattr(collection, "_stores", rescale_first)
+    with pytest.raises(IllegalStateError) if journal_is_left else nullcontext():
+        collect(query, stopped)
+    assert journal.complete_change(query.checkpoint) == journal_is_left
+    assert len(content(query.checkpoint)) == 3
+    assert united(content(query.checkpoint)) == before
+
+
+@pytest.mark.parametrize(
+    ("lost", "inline"), [("_holds/2-in-use-*", 9999), ("0/*/chk-2_*/_metadata", 9999), ("0/*/shared/2-*", 0)]
+)
+def test_rescale_without_what_was_removed_meanwhile_changes_nothing(
+    query: WrittenQuery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str, inline: int
+) -> None:
+    options = partial(StorageOptions, file_state_threshold=inline)
+    monkeypatch.setattr(query_checkpoint, "StorageOptions", options)
+    before = files_below(Path(query.url))
+
+    def remove(completed: int, total: int) -> None:
+        if completed == total:
+            paths = (tmp_path / "checkpoint/state").glob(lost)
+            next(path for path in paths if str(path.relative_to(query.url)) not in before).unlink()
+
+    with pytest.raises(IllegalStateError, match=r"has removed file://.*; the query has its state of before"):
+        in_its_place(query, progress=remove)
+    assert files_below(Path(query.url)) == before
+
+
+@of_both_kinds
+@of_fewer_and_more
 def test_rescale_whose_state_is_removed_meanwhile_is_undone(
     query: WrittenQuery, monkeypatch: pytest.MonkeyPatch, stopped: bool, count: int
 ) -> None:
@@ -258,7 +331,7 @@ def test_rescale_whose_state_is_removed_meanwhile_is_undone(
 
     def late(change: journal.Change) -> None:
         monkeypatch.setattr(journal.Change, "make", make)
-        gc(query.url, stopped=stopped, older_than=-10)
+        collect(query, stopped, holds_are_lost=True)
         make(change)
 
     monkeypatch.setattr(journal.Change, "make", late)

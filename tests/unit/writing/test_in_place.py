@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from spark_statestore import (
     CorruptCheckpointError,
+    IllegalStateError,
     OptionError,
     QueryRunningError,
     RowEncodingError,
@@ -23,6 +29,8 @@ from spark_statestore import (
     write_state,
 )
 from spark_statestore.options import StorageOptions
+from spark_statestore.query import gc as collection
+from spark_statestore.query import query_checkpoint
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.merged_files import MergedFiles
 from spark_statestore.store.directory import StoreDirectory
@@ -146,6 +154,135 @@ def test_writes_in_place_at_once_exclude_each_other(tmp_path: Path) -> None:
     with pytest.raises(QueryRunningError, match="has written 1-1-0-written-1"):
         write_state(query.url, None, table({"word 1": 7}), in_place=True, stopped=True, progress=progress)
     assert counts(query.url) == WORDS | {"word 1": 8}
+
+
+def at_the_end(do: Callable[[], object]) -> Callable[[int, int], None]:
+    """Return a callback of progress that does something once all stores are written, and none published."""
+
+    def progress(completed: int, total: int) -> None:
+        if completed == total:
+            do()
+
+    return progress
+
+
+def large_query(directory: Path, form: int, **options: Any) -> tuple[StoredQuery, dict[str, int]]:
+    """Return a query whose state is in files, and its counts."""
+    query = StoredQuery(directory, form, partitions=2, **options)
+    query.run(**WORDS)
+    query.run(**{f"{number} {os.urandom(500).hex()}": number for number in range(100)})
+    return query, query.state()
+
+
+def write_seven(query: StoredQuery, **arguments: Any) -> None:
+    write_state(query.url, None, table({"word 1": 7}), in_place=True, stopped=True, **arguments)
+
+
+in_both_formats = pytest.mark.parametrize("form", [1, 2])
+
+
+@in_both_formats
+@pytest.mark.parametrize(
+    ("merges", "options"),
+    [(False, {"stopped": True}), (True, {"stopped": True, "purge": True}), (False, {"older_than": -10})],
+    ids=["stopped", "purge-of-merged-files", "any-age"],
+)
+def test_collection_during_a_write_in_place_removes_nothing_of_it(
+    tmp_path: Path, form: int, merges: bool, options: dict[str, Any]
+) -> None:
+    query, words = large_query(tmp_path / "query", form, merges=merges)
+    write_seven(query, progress=at_the_end(lambda: gc(query.url, **options)))
+    assert not verify(query.url).problems
+    assert counts(query.url) == words | {"word 1": 7}
+    gc(query.url, **options)
+    assert counts(query.url) == words | {"word 1": 7}
+
+
+@in_both_formats
+def test_collection_that_began_before_a_write_in_place_removes_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: int
+) -> None:
+    query, words = large_query(tmp_path / "query", form)
+    begin = collection._committed_attempts
+
+    def begin_and_write(*arguments: Any) -> Any:
+        decided = begin(*arguments)
+        write_seven(query)
+        return decided
+
+    monkeypatch.setattr(collection, "_committed_attempts", begin_and_write)
+    gc(query.url, stopped=True)
+    assert counts(query.url) == words | {"word 1": 7}
+
+
+@in_both_formats
+def test_write_in_place_that_ends_after_a_scan_of_a_collection_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: int
+) -> None:
+    query, words = large_query(tmp_path / "query", form)
+    start, middle, end = (threading.Event() for _ in range(3))
+    scans = threading.Barrier(query.partitions + 1)
+    begin, scan = collection._committed_attempts, collection._Collector._scan
+
+    def begin_and_wait(*arguments: Any) -> Any:
+        decided = begin(*arguments)
+        start.set()
+        assert middle.wait(30)
+        return decided
+
+    def scan_and_wait(collector: collection._Collector) -> dict[str, str]:
+        orphans = scan(collector)
+        if not end.is_set():
+            scans.wait(30)
+            assert end.wait(30)
+        return orphans
+
+    def go_on() -> None:
+        middle.set()
+        scans.wait(30)
+
+    monkeypatch.setattr(collection, "_committed_attempts", begin_and_wait)
+    monkeypatch.setattr(collection._Collector, "_scan", scan_and_wait)
+    with ThreadPoolExecutor(1) as pool:
+        collecting = pool.submit(gc, query.url, stopped=True)
+        assert start.wait(30)
+        write_seven(query, progress=at_the_end(go_on))
+        end.set()
+        assert collecting.result().orphans == ()
+    assert counts(query.url) == words | {"word 1": 7}
+
+
+@in_both_formats
+@pytest.mark.parametrize("lost", ["_holds", "shared", "all"])
+def test_write_in_place_without_what_was_removed_meanwhile_is_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: int, lost: str
+) -> None:
+    options = partial(StorageOptions, file_state_threshold=1000)
+    monkeypatch.setattr(query_checkpoint, "StorageOptions", options)
+    query, words = large_query(tmp_path / "query", form)
+    before = query.files()
+
+    def remove() -> None:
+        for name in query.files().keys() - before.keys():
+            if lost == "all" or f"/{lost}/" in name:
+                (query.directory / name).unlink()
+
+    with pytest.raises(
+        IllegalStateError, match=r"another process has removed file://.* has its state of before"
+    ):
+        write_seven(query, progress=at_the_end(remove))
+    assert query.files() == before
+    assert counts(query.url) == words
+
+
+@in_both_formats
+def test_rollback_during_a_write_in_place_leaves_nothing_of_it(tmp_path: Path, form: int) -> None:
+    query, _ = large_query(tmp_path / "query", form)
+    names = {name for name in query.files() if name.startswith("state/")}
+    with pytest.raises(QueryRunningError, match="another process changes it, which has moved commits/1"):
+        write_seven(query, progress=at_the_end(lambda: rollback(query.url, 0, stopped=True)))
+    assert {name for name in query.files() if name.startswith("state/")} == names
+    assert counts(query.url) == WORDS
 
 
 @pytest.mark.parametrize("after_rollback", [False, True])
