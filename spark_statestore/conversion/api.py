@@ -236,6 +236,7 @@ class _Run:
             own.batch,
             place,
             query_id=own.query_id,
+            entry=own.commit,
             partitions=partitions,
             fsync=is_last,
             conf={PROVIDER_KEY: own_provider},
@@ -312,6 +313,7 @@ class _Run:
             source.batch,
             target,
             query_id=source.query_id,
+            entry=source.commit,
             fsync=True,
             conf={PROVIDER_KEY: provider},
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import secrets
@@ -10,7 +11,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from spark_statestore.errors import CorruptCheckpointError, IllegalStateError, restore_from_backup
+from spark_statestore.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    IllegalStateError,
+    restore_from_backup,
+)
 from spark_statestore.files import join, parent_of
 from spark_statestore.files.failures import failing_to
 from spark_statestore.operator_state.query_operator_state import OPERATOR_STATE_DIR
@@ -40,6 +46,7 @@ from spark_statestore.storage import (
     CheckpointStorageLocationReference,
     decode_path_from_reference,
 )
+from spark_statestore.storage.merged_lookup import MERGED_DIRECTORY
 from spark_statestore.store.metadata import StoreId
 
 DIRECTORIES: Final = (COMMITS, OFFSETS, SOURCES, OPERATOR_STATE_DIR, STATE)
@@ -67,6 +74,8 @@ class CheckpointCopy:
     ----------
     location
         Reference to an empty location, which the caller has reserved or is alone to know.
+    entry
+        The batch's entry of the commit log by which the caller has read the state; of `state_of` if given.
     partitions
         Number of state partitions, by default unchanged.
     checkpoints_dir
@@ -100,6 +109,7 @@ class CheckpointCopy:
         location: CheckpointStorageLocationReference,
         *,
         query_id: str,
+        entry: CommitEntry | None = None,
         partitions: int | None = None,
         checkpoints_dir: str | None = None,
         fsync: bool = False,
@@ -123,7 +133,10 @@ class CheckpointCopy:
         self._with_ids = with_ids
         self._batch = source.require_batch(batch)
         self._commit = self._stateful.commit(self._state_batch)
+        self._entry = entry or self._commit
         self._offsets = source.offsets(batch)
+        self._state_offsets = self._offsets if state_of is None else state_of[0].offsets(state_of[1])
+        self._ids = self._commit.state_ids or {}
         self._before = entry_before(source, batch) if batch > 0 else None
         self._query_id = query_id
         self._partitions = None if partitions == self._offsets.shuffle_partitions else partitions
@@ -143,12 +156,21 @@ class CheckpointCopy:
 
         Without `state`, the stores are left out: they stay in the source, or were written before with the
         checkpoint ids of `commit`, the entry of the copy's commit log.
+
+        Raises
+        ------
+        IllegalStateError
+            If the query is rescaled or written in place, so that entries and stores may not fit together.
         """
         commit = commit or self._commit
         operators = list(self._stateful.operator_files(self._state_batch))
+        self._require_unchanged()
         if state:
+            writes = self._writes_in_place()
             count_store = self._counted(sum(self._store_count(stateful) for _, stateful in operators))
             ids = {stateful.id: self._write_stores(stateful, count_store) for _, stateful in operators}
+            if later := sorted(self._writes_in_place() - writes):
+                raise self._changed_meanwhile(f"{STATE}/{MERGED_DIRECTORY}/{later[0]}")
             if self._with_ids or commit.state_ids is not None:
                 commit = commit.with_state_ids(ids)
         self._commit = commit
@@ -190,9 +212,39 @@ class CheckpointCopy:
         return self._commit.state_ids
 
     @property
+    def shuffle_partitions(self) -> int | None:
+        """Number of shuffle partitions in the source's log."""
+        return self._offsets.shuffle_partitions
+
+    @property
     def partitions_written(self) -> Mapping[int, int]:
         """Number of partitions of each operator whose stores `write` has copied."""
         return self._partitions_written
+
+    def _require_unchanged(self) -> None:
+        """Raise if the entries are not as they were, so that what was read since may be of others."""
+        # A query that runs may have purged them, but does not change them.
+        with contextlib.suppress(CheckpointNotFoundError):
+            # Raises if they are being changed.
+            self._stateful.require_batch(self._state_batch)
+            present = (self._stateful.commit(self._state_batch), self._stateful.offsets(self._state_batch))
+            if present != (self._entry, self._state_offsets):
+                raise self._changed_meanwhile(f"{COMMITS}/{self._state_batch}")
+
+    def _changed_meanwhile(self, name: str) -> IllegalStateError:
+        return IllegalStateError(
+            f"{name} of {self._stateful.url} has changed during the copy, which would have the state of "
+            "before and after: another process rescales the query in place, or writes its state. Let it end, "
+            "then try again; no copy was made."
+        )
+
+    def _writes_in_place(self) -> frozenset[str]:
+        """Return the merged files by which writes in place have changed the batch, without ids."""
+        if self._ids:
+            return frozenset()
+        with failing_to("list", *self._stateful.open_state()):
+            names = self._stateful.merged_files().names_of(self._state_batch + 1)
+        return frozenset(str(name) for name in names if name.write)
 
     def _changed(self, entry: OffsetEntry) -> OffsetEntry:
         for name, value in self._conf.items():
@@ -212,8 +264,7 @@ class CheckpointCopy:
 
     def _write_stores(self, operator: StatefulOperator, count_one: Callable[[], None]) -> list[list[str]]:
         """Write the stores of an operator, and return their attempts by partition and store."""
-        ids = self._commit.state_ids
-        has_ids = self._with_ids or (ids is not None and operator.id in ids)
+        has_ids = self._with_ids or operator.id in self._ids
 
         def write(content: StoreSnapshot) -> tuple[StoreId, str]:
             attempt_id = secrets.token_hex(8)
@@ -230,6 +281,9 @@ class CheckpointCopy:
                 count_one()
         else:
             versions = self._stateful.stores(self._state_batch, operator.id)
+            named = {name for stores in self._ids.get(operator.id, [[None]]) for name in stores}
+            if not named.issuperset(version.name.id for version in versions):
+                raise self._changed_meanwhile(f"{COMMITS}/{self._state_batch}")
             for store, attempt_id in parallel_iter(
                 lambda version: write(self._change(read_store(self._stateful, version, self._memory))),
                 versions,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from spark_statestore.errors import CheckpointError, CheckpointIOError, SavepointError
+from spark_statestore.errors import CheckpointError, CheckpointIOError, IllegalStateError, SavepointError
 from spark_statestore.files import FileSystem, join, open_file_system
 from spark_statestore.options import check
 from spark_statestore.query.parallel import Progress
@@ -61,7 +62,7 @@ def create_savepoint(
     writer = _SavepointWriter(checkpoint, savepoint, store, files, directory, progress)
     try:
         return writer.write_pointer() if kind == "pointer" else writer.write_copy()
-    except (CheckpointError, OSError) as error:
+    except (CheckpointError, IllegalStateError, OSError) as error:
         raise SavepointError(
             f"there is no {kind} savepoint of batch {number} of {checkpoint.url}: {error}"
         ) from error
@@ -121,7 +122,9 @@ class _SavepointWriter:
         # Without the stores, the commit log has the attempts of the source.
         copy.write(state=savepoint.kind == "canonical")
         copy.write_logs()
+        _require_held(savepoint, copy)
         copy.publish()
+        savepoint = replace(savepoint, partitions=copy.shuffle_partitions)
         return replace(savepoint, path=self.store.put_state(savepoint))
 
     def remove(self) -> bool:
@@ -134,6 +137,22 @@ class _SavepointWriter:
         except OSError as error:
             _logger.warning("files of the failed savepoint %s remain: %s", self.savepoint.path, error)
         return gone
+
+
+def _require_held(savepoint: Savepoint, copy: CheckpointCopy) -> None:
+    """Raise if the commit log of a pointer savepoint names other attempts than those that it holds."""
+    if savepoint.kind != "pointer" or copy.state_ids is None:
+        return
+    named = {
+        (operator, attempt)
+        for operator, partitions in copy.state_ids.items()
+        for attempt in itertools.chain.from_iterable(partitions)
+    }
+    if named != {(store.operator, attempt) for store, attempt in savepoint.attempts.items()}:
+        raise SavepointError(
+            f"the state of the batch in {savepoint.source} was replaced after it was held: another process "
+            "rescales the query in place, or writes its state. Let it end, then try again."
+        )
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from spark_statestore.errors import OptionError, QueryRunningError
 from spark_statestore.files import join
+from spark_statestore.query.logs import CommitEntry
 from spark_statestore.query.parallel import Progress
 from spark_statestore.query.query_checkpoint import QueryCheckpoint
 from spark_statestore.query.running import ActivityCheck
@@ -160,6 +161,8 @@ def clone(
         If the new location is not empty.
     OptionError
         If `checkpoint_format` is not 2: a query does not go back to v1.
+    IllegalStateError
+        If the query is rescaled or written in place meanwhile.
     CheckpointError, StorageError
         If a file cannot be read or written. No files remain at the new location.
     ValueError
@@ -320,6 +323,7 @@ def copy_held(
     new_checkpoint: str,
     query_id: str,
     *,
+    entry: CommitEntry | None = None,
     partitions: int | None = None,
     checkpoints_dir: str | None = None,
     progress: Progress | None = None,
@@ -339,6 +343,7 @@ def copy_held(
             batch,
             location,
             query_id=query_id,
+            entry=entry,
             partitions=partitions,
             checkpoints_dir=checkpoints_dir,
             # An incomplete copy may look like a new query, and the savepoint may be disposed of next.

@@ -89,6 +89,8 @@ def bootstrap(
         If the checkpoint, the batch or a state does not exist.
     CheckpointExistsError
         If the new location is not empty.
+    IllegalStateError
+        If the query is rescaled or written in place meanwhile. No files remain at the new location.
     CheckpointError, StorageError
         If a file cannot be read or written. No files remain at the new location.
     """
@@ -103,6 +105,7 @@ def bootstrap(
     edit = _edit_of_logs(checkpoint, entry, present, offsets, logs, watermark)
     tables_by_state = {operator_and_family(key): as_tables(rows) for key, rows in state.items()}
     with held_if_possible(checkpoint, number, target):
+        commit = checkpoint.commit(number)
         changes_by_state: dict[tuple[int, str], Changes] = {}
         for (operator, family), tables in tables_by_state.items():
             described, source = find_writable(checkpoint, number, operator, "default", family)
@@ -127,6 +130,7 @@ def bootstrap(
             number,
             target,
             str(uuid.uuid4()),
+            entry=commit,
             checkpoints_dir=checkpoints_dir,
             progress=progress,
             change=change,

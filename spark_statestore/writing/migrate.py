@@ -158,6 +158,8 @@ def migrate(
         If a checkpoint, the batch or a state does not exist.
     CheckpointExistsError
         If the new location is not empty.
+    IllegalStateError
+        If the new query is rescaled or written in place meanwhile. No files remain at the new location.
     CheckpointError, StorageError
         If a file cannot be read or written. No files remain at the new location.
     """
@@ -172,6 +174,7 @@ def migrate(
     for checkpoint in (old, new):
         unused_locations(checkpoint, target)
     with nullcontext() if dry_run else held_if_possible(old, number, target):
+        entry = new.commit(begun)
         plans, dropped = _plans(old, number, new, begun, operators, states, columns, drop)
         result = Migration(
             number,
@@ -196,6 +199,7 @@ def migrate(
             number,
             target,
             str(uuid.uuid4()),
+            entry=entry,
             checkpoints_dir=checkpoints_dir,
             progress=progress,
             change=change,

@@ -128,6 +128,9 @@ def write_state(
         If the new location is not empty.
     QueryRunningError
         If the query seems to run, with `in_place`. Nothing was changed.
+    IllegalStateError
+        If another process rescales the query or writes its state in place, or has removed what was written in
+        place. Nothing was changed, and no files remain at the new location.
     CheckpointError, StorageError
         If a file cannot be read or written. No files remain at the new location.
     """
@@ -166,12 +169,14 @@ def write_state(
         place.write(state_changes.apply, memory, progress)
     else:
         with held_if_possible(checkpoint, number, target):
+            entry = checkpoint.commit(number)
             state_changes = _changes_of_state(*state, mode, rows, memory)
             copy_held(
                 checkpoint,
                 number,
                 target,
                 str(uuid.uuid4()),
+                entry=entry,
                 checkpoints_dir=checkpoints_dir,
                 progress=progress,
                 change=state_changes.apply,

@@ -12,6 +12,7 @@ _LOSS: Final = "tests/unit/savepoints/test_faults.py::test_operation_on_local_fi
 _FAULTS: Final = (f"{_LOSS}[a-rescale-in-place]",)
 _PLACE: Final = "spark_statestore/savepoints/rescale_in_place.py"
 _PLACES: Final = "tests/unit/savepoints/test_rescale_in_place.py"
+_COPIES: Final = "tests/unit/savepoints/test_restore.py"
 _WRITES: Final = "tests/unit/writing/test_in_place.py"
 _STARTS: Final = "tests/spark/test_rescale_in_place.py"
 _DRIVER: Final = "jvm-shim/src/main/scala/org/apache/spark/sql/statestore/driver"
@@ -132,6 +133,46 @@ PYTHON: Final = (
         "pass",
         (f"{_PLACES}::test_rescale_without_what_was_removed_meanwhile_changes_nothing",),
         "A rescale in place whose files were removed fails, and the query has its state of before.",
+    ),
+    Mutant(
+        "copy-of-entries-of-before-and-after",
+        "spark_statestore/savepoints/copy.py",
+        "        self._require_unchanged()",
+        "        pass",
+        (f"{_COPIES}::test_copy_of_a_query_that_is_rescaled_is_whole_or_leaves_nothing",),
+        "A copy has the stores and the number of partitions of one time.",
+    ),
+    Mutant(
+        "copy-of-stores-of-after",
+        "spark_statestore/savepoints/copy.py",
+        "if not named.issuperset(version.name.id for version in versions):",
+        "if False:",
+        (f"{_COPIES}::test_copy_of_a_query_that_is_rescaled_is_whole_or_leaves_nothing",),
+        "A copy has no stores of another number of partitions than its logs.",
+    ),
+    Mutant(
+        "copy-with-changes-for-other-partitions",
+        "spark_statestore/savepoints/copy.py",
+        "self._entry = entry or self._commit",
+        "self._entry = self._commit",
+        (f"{_COPIES}::test_copy_with_changes_for_other_partitions_is_refused",),
+        "A key is written to the partition that has it in the copy.",
+    ),
+    Mutant(
+        "copy-in-format-1-of-before-and-after",
+        "spark_statestore/savepoints/copy.py",
+        "if later := sorted(self._writes_in_place() - writes):",
+        "if later := []:",
+        (f"{_COPIES}::test_copy_in_format_1_during_a_write_in_place_is_refused",),
+        "A copy has all stores of before a write in place, or all of after it.",
+    ),
+    Mutant(
+        "pointer-to-what-is-not-held",
+        "spark_statestore/savepoints/create.py",
+        "        _require_held(savepoint, copy)",
+        "        pass",
+        (f"{_COPIES}::test_pointer_to_state_that_is_replaced_is_whole_or_leaves_nothing",),
+        "A pointer savepoint can be restored, also one that was taken during a rescale in place.",
     ),
     Mutant(
         "number-of-another-query",

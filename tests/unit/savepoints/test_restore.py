@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,20 +17,29 @@ from spark_statestore import (
     CorruptCheckpointError,
     IllegalStateError,
     OptionError,
+    SavepointError,
     SavepointNotFoundError,
     clone,
     load_savepoint,
+    rescale,
     restore,
     savepoint,
+    verify,
+    write_state,
 )
 from spark_statestore.files import LocalFileSystem, open_file_system
 from spark_statestore.query import QueryCheckpoint
 from spark_statestore.query.savepoint import Kind
+from spark_statestore.savepoints import copy, create
+from spark_statestore.savepoints.savepoint_holds import list_holds
 from spark_statestore.store.metadata import StoreId
 from spark_statestore.testing.faults import FaultInjectingFileSystem
 from spark_statestore.testing.faults_plan import Fault
+from spark_statestore.writing import write
 from tests.support.trees import files_below
+from tests.unit.query.stored_query import StoredQuery
 from tests.unit.savepoints.written_query import QUERY_ID, SINGLE, WrittenQuery, content
+from tests.unit.writing.test_write import WORDS, counts, table
 
 both_formats = pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])
 both_kinds = pytest.mark.parametrize("kind", ["canonical", "pointer"])
@@ -283,3 +293,131 @@ def test_clone_refuses_a_wrong_number_of_values(tmp_path: Path, query: WrittenQu
         CorruptCheckpointError, match="has 2 values in the state 'default', but 3 in its metadata"
     ):
         clone(query.url, str(tmp_path / "new"))
+
+
+class Change:
+    """A change in place of a query's newest batch, once, around a function that is replaced."""
+
+    def __init__(self, query: StoredQuery, partitions: int | None) -> None:
+        self._query = query
+        self._partitions = partitions
+        self._is_made = False
+
+    def make(self) -> None:
+        if self._is_made:
+            return
+        self._is_made = True
+        if self._partitions is None:
+            write_state(self._query.url, None, table({"word 1": 7}), in_place=True, stopped=True)
+        else:
+            rescale(self._query.url, None, self._partitions, in_place=True, stopped=True, checkpoint_format=2)
+
+    def before(self, do: Callable[..., Any]) -> Callable[..., Any]:
+        def change_and_do(*arguments: Any, **options: Any) -> Any:
+            self.make()
+            return do(*arguments, **options)
+
+        return change_and_do
+
+    def after(self, do: Callable[..., Any]) -> Callable[..., Any]:
+        def do_and_change(*arguments: Any, **options: Any) -> Any:
+            result = do(*arguments, **options)
+            self.make()
+            return result
+
+        return do_and_change
+
+
+@pytest.fixture(params=[1, 2])
+def words(request: pytest.FixtureRequest, tmp_path: Path) -> StoredQuery:
+    query = StoredQuery(tmp_path / "query", request.param)
+    query.run(**WORDS)
+    query.run(**{"word 1": 100})
+    return query
+
+
+to_other_partitions = pytest.mark.parametrize("partitions", [1, 3])
+
+
+@pytest.mark.parametrize("partitions", [1, 3, None])
+def test_pointer_to_state_that_is_replaced_is_whole_or_leaves_nothing(
+    words: StoredQuery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partitions: int | None
+) -> None:
+    monkeypatch.setattr(create, "hold", Change(words, partitions).after(create.hold))
+    target = tmp_path / "savepoints"
+    if words.format == 1 and partitions is None:
+        # The attempt that is held is there, under a name of its own.
+        restore(savepoint(words.url, str(target), "pointer"), str(tmp_path / "new"))
+        assert counts(tmp_path / "new") == words.state()
+        return
+    with pytest.raises(SavepointError, match=r"replaced after it was held: .* Let it end, then try again"):
+        savepoint(words.url, str(target), "pointer")
+    assert not files_below(target)
+    assert not list_holds(QueryCheckpoint(words.url))
+    monkeypatch.undo()
+    restore(savepoint(words.url, str(target), "pointer"), str(tmp_path / "new"))
+    assert counts(tmp_path / "new") == words.state() | ({} if partitions else {"word 1": 7})
+
+
+@to_other_partitions
+@both_kinds
+@pytest.mark.parametrize(
+    ("place", "name", "is_before"),
+    [
+        (copy, "entry_before", True),
+        (copy.CheckpointCopy, "write", True),
+        (copy.CheckpointCopy, "_write_stores", True),
+        (copy, "read_store", False),
+        (copy.CheckpointCopy, "write_logs", True),
+    ],
+    ids=["entries", "operators", "stores", "rows", "logs"],
+)
+def test_copy_of_a_query_that_is_rescaled_is_whole_or_leaves_nothing(
+    words: StoredQuery,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    partitions: int,
+    kind: Kind,
+    place: Any,
+    name: str,
+    is_before: bool,
+) -> None:
+    change = Change(words, partitions)
+    replacement = change.before if is_before else change.after
+    monkeypatch.setattr(place, name, replacement(getattr(place, name)))
+    target = tmp_path / "new"
+    with contextlib.suppress(IllegalStateError, SavepointError):
+        if kind == "pointer":
+            new = savepoint(words.url, str(target), kind)
+            url, checkpoint = new.path, new.checkpoint()
+        else:
+            clone(words.url, str(target))
+            url, checkpoint = str(target), QueryCheckpoint(str(target))
+        assert counts(url) == words.state()
+        assert checkpoint.offsets(1).shuffle_partitions == len(checkpoint.stores())
+        assert not verify(url).problems
+        return
+    assert not files_below(target)
+
+
+@to_other_partitions
+def test_copy_with_changes_for_other_partitions_is_refused(
+    words: StoredQuery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partitions: int
+) -> None:
+    change = Change(words, partitions)
+    monkeypatch.setattr(write, "_changes_of_state", change.after(write._changes_of_state))
+    with pytest.raises(IllegalStateError, match=r"commits/1 of file://.* has changed during the copy"):
+        write_state(words.url, str(tmp_path / "new"), table({"word 1": 8, "other": 1}))
+    assert not files_below(tmp_path / "new")
+
+
+def test_copy_in_format_1_during_a_write_in_place_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = StoredQuery(tmp_path / "query", 1)
+    query.run(**WORDS)
+    query.run(**{"word 1": 100})
+    monkeypatch.setattr(copy, "read_store", Change(query, None).before(copy.read_store))
+    with pytest.raises(IllegalStateError, match=r"state/_merged/2-2-0-written-1 of .* has changed"):
+        clone(query.url, str(tmp_path / "new"))
+    assert not files_below(tmp_path / "new")
