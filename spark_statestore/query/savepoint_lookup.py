@@ -120,10 +120,15 @@ def is_or_was_savepoint(checkpoint: QueryCheckpoint) -> bool:
     return store.exists(path) or store.is_being_disposed(path)
 
 
+def is_savepoint_there(checkpoint: QueryCheckpoint) -> bool:
+    """Return True if a checkpoint is a savepoint whose disposal has not begun."""
+    store, path = store_of(checkpoint.url)
+    return store.exists(path)
+
+
 def require_savepoint(checkpoint: QueryCheckpoint) -> None:
     """Raise if a savepoint was disposed of during a read, which may then be incomplete."""
-    store, path = store_of(checkpoint.url)
-    if not store.exists(path):
+    if not is_savepoint_there(checkpoint):
         raise SavepointError(
             f"the savepoint {checkpoint.url} is being disposed of. Use another one, or take a new one."
         )

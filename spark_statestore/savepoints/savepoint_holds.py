@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from spark_statestore._version import __version__
 from spark_statestore.errors import (
     CheckpointIOError,
+    CheckpointNotFoundError,
     IllegalStateError,
     SavepointError,
     StateStoreError,
@@ -22,9 +23,21 @@ from spark_statestore.files import FileSystem, join, open_file_system, parent_of
 from spark_statestore.files.failures import failing_to, read_file
 from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query.parallel import parallel_map
-from spark_statestore.query.query_checkpoint import COMMITS, ROLLED_BACK, QueryCheckpoint, StoreVersion
+from spark_statestore.query.query_checkpoint import (
+    COMMITS,
+    METADATA,
+    ROLLED_BACK,
+    STATE,
+    QueryCheckpoint,
+    StoreVersion,
+)
 from spark_statestore.query.savepoint import Savepoint
-from spark_statestore.query.savepoint_lookup import is_or_was_savepoint, load_savepoint, require_savepoint
+from spark_statestore.query.savepoint_lookup import (
+    is_or_was_savepoint,
+    is_savepoint_there,
+    load_savepoint,
+    require_savepoint,
+)
 from spark_statestore.query.store_snapshot import make_durable, require_streams
 from spark_statestore.storage.file_handles import discard_durably
 from spark_statestore.store.holds import (
@@ -33,6 +46,7 @@ from spark_statestore.store.holds import (
     announce_holds,
     read_holds,
     temporary_hold_name,
+    withdraw_announcement,
 )
 from spark_statestore.store.metadata import StoreId
 
@@ -117,13 +131,39 @@ def hold(
             new_hold.files.create(new_hold.path, json.dumps(content).encode())
         if is_savepoint:
             require_savepoint(checkpoint)
+        elif _is_gone(checkpoint):
+            raise CheckpointNotFoundError(
+                f"the checkpoint {checkpoint.url} was removed when its state was to be held. Use another one."
+            )
         if check:
             new_hold.attempts.update(_require_retained(checkpoint, batch, new_hold))
     except BaseException:
         with contextlib.suppress(CheckpointIOError):
             new_hold.remove()
+            if not is_savepoint_there(checkpoint) if is_savepoint else _is_gone(checkpoint):
+                _remove_remains(checkpoint, new_hold)
         raise
     return new_hold
+
+
+def _is_gone(checkpoint: QueryCheckpoint) -> bool:
+    identity = checkpoint.path(METADATA)
+    with failing_to("look for", checkpoint.files, identity):
+        return not checkpoint.files.exists(identity)
+
+
+def _remove_remains(checkpoint: QueryCheckpoint, old_hold: Hold) -> None:
+    """Remove what a hold has left in a savepoint or checkpoint that was removed meanwhile."""
+    directory = parent_of(old_hold.path)
+    if old_hold.files.url(directory) != f"{checkpoint.url}/{STATE}/{HOLDS_DIRECTORY}":
+        # The state of a pointer savepoint is in the checkpoint of a query, whose cleanups look for holds.
+        return
+    if not _list(old_hold.files, directory).versions:
+        withdraw_announcement(old_hold.files, directory)
+    for place in (directory, parent_of(directory), checkpoint.root):
+        # Fails for one that is not empty, as intended.
+        with contextlib.suppress(OSError):
+            old_hold.files.delete_directory(place)
 
 
 def hold_of(savepoint: Savepoint) -> Hold | None:

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from spark_statestore.files.base import FileSystem, has_file, join
+from spark_statestore.storage.file_handles import discard_file
 from spark_statestore.store.metadata import StoreId, state_directory_of
 
 HOLDS_DIRECTORY: Final = "_holds"
@@ -135,6 +136,11 @@ def announce_holds(files: FileSystem, directory: str) -> None:
     """
     files.make_directory(directory)
     _create(files, join(directory, _HELD), b"Holds have been used here: every cleanup lists them.\n")
+
+
+def withdraw_announcement(files: FileSystem, directory: str) -> None:
+    """Remove that file from the state of a savepoint that does not exist any more: no cleanup reads it."""
+    discard_file(files, join(directory, _HELD))
 
 
 class CleanupHolds:

@@ -1,4 +1,4 @@
-"""Mutants of rescales and writes in place: the journal, the start of a query, collections meanwhile."""
+"""Mutants of rescales and writes in place, and of operations at once: copies, collections, disposals."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ _FAULTS: Final = (f"{_LOSS}[a-rescale-in-place]",)
 _PLACE: Final = "spark_statestore/savepoints/rescale_in_place.py"
 _PLACES: Final = "tests/unit/savepoints/test_rescale_in_place.py"
 _COPIES: Final = "tests/unit/savepoints/test_restore.py"
+_HOLDS: Final = "spark_statestore/savepoints/savepoint_holds.py"
+_DISPOSALS: Final = "tests/unit/savepoints/test_disposal.py"
 _WRITES: Final = "tests/unit/writing/test_in_place.py"
 _STARTS: Final = "tests/spark/test_rescale_in_place.py"
 _DRIVER: Final = "jvm-shim/src/main/scala/org/apache/spark/sql/statestore/driver"
@@ -173,6 +175,22 @@ PYTHON: Final = (
         "        pass",
         (f"{_COPIES}::test_pointer_to_state_that_is_replaced_is_whole_or_leaves_nothing",),
         "A pointer savepoint can be restored, also one that was taken during a rescale in place.",
+    ),
+    Mutant(
+        "hold-in-a-removed-savepoint",
+        _HOLDS,
+        "                _remove_remains(checkpoint, new_hold)",
+        "                pass",
+        (f"{_DISPOSALS}::test_copy_of_a_savepoint_that_was_disposed_of_leaves_nothing_in_its_directory",),
+        "A savepoint that was disposed of leaves no file, also if a copy of it began meanwhile.",
+    ),
+    Mutant(
+        "query-forgets-that-it-has-holds",
+        _HOLDS,
+        'if old_hold.files.url(directory) != f"{checkpoint.url}/{STATE}/{HOLDS_DIRECTORY}":',
+        "if False:",
+        (f"{_DISPOSALS}::test_copy_of_a_pointer_that_was_disposed_of_leaves_the_holds_of_the_query",),
+        "The cleanups of a query look for holds as long as there may be any.",
     ),
     Mutant(
         "number-of-another-query",

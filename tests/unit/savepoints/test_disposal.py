@@ -7,10 +7,11 @@ import functools
 import shutil
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from spark_statestore import Savepoint, dispose_savepoint, list_savepoints, load_savepoint, savepoint
+from spark_statestore import Savepoint, clone, dispose_savepoint, list_savepoints, load_savepoint, savepoint
 from spark_statestore.errors import (
     CheckpointIOError,
     CheckpointNotFoundError,
@@ -23,6 +24,7 @@ from spark_statestore.errors import (
 from spark_statestore.files import open_file_system
 from spark_statestore.query.savepoint import KINDS, Kind
 from spark_statestore.query.savepoint_lookup import open_checkpoint
+from spark_statestore.savepoints import savepoint_holds
 from spark_statestore.savepoints.new_location import is_reserved
 from spark_statestore.savepoints.savepoint_holds import held_while, list_holds
 from spark_statestore.store.holds import announce_holds
@@ -93,6 +95,42 @@ def test_disposal_refuses_a_savepoint_that_others_need(tmp_path: Path) -> None:
     dispose_savepoint(canonical.path)
 
 
+@pytest.mark.parametrize("step", ["temporary_hold_name", "is_or_was_savepoint", "announce_holds"])
+def test_copy_of_a_savepoint_that_was_disposed_of_leaves_nothing_in_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    canonical = savepoint(grown(str(tmp_path / "checkpoint")).url, str(tmp_path / "target"))
+    do = getattr(savepoint_holds, step)
+
+    def do_and_dispose(*arguments: Any) -> Any:
+        result = do(*arguments)
+        dispose_savepoint(canonical.path)
+        return result
+
+    monkeypatch.setattr(savepoint_holds, step, do_and_dispose)
+    with pytest.raises((SavepointError, CheckpointNotFoundError), match=r"is being disposed of|was removed"):
+        clone(canonical.path, str(tmp_path / "new"))
+    assert list((tmp_path / "target").iterdir()) == []
+    assert not files_below(tmp_path / "new")
+
+
+def test_copy_of_a_pointer_that_was_disposed_of_leaves_the_holds_of_the_query(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = grown(str(tmp_path / "checkpoint"))
+    pointer = savepoint(query.url, str(tmp_path / "target"), "pointer")
+
+    def announce_and_dispose(*arguments: Any) -> None:
+        announce_holds(*arguments)
+        dispose_savepoint(pointer.path)
+
+    monkeypatch.setattr(savepoint_holds, "announce_holds", announce_and_dispose)
+    with pytest.raises(SavepointError, match="is being disposed of"):
+        clone(pointer.path, str(tmp_path / "new"))
+    assert list((tmp_path / "target").iterdir()) == []
+    assert (tmp_path / "checkpoint/state/_holds/held").exists()
+
+
 slowly = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 
@@ -135,6 +173,7 @@ def test_disposal_and_a_concurrent_copy_exclude_each_other(first: str, kind: Kin
             assert refused == bool(copies)
             with contextlib.suppress(SavepointNotFoundError):
                 dispose_savepoint(canonical.path)
+        if not list_savepoints(fs.url("target")):
             assert not [path for path in fs.wrapped.find("") if "target/" in path]
         return bool(copies), calls
 
