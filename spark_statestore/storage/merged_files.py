@@ -322,9 +322,11 @@ class MergedFiles(MergedLookup):
                 with self._lock:
                     is_known = index.rank(objects) or bool(index.damaged) or is_known
                     name = index.next_name(versions, is_written=is_written)
-                unnamed = next((logical for logical in objects if logical.checkpoint.id is None), None)
-                if unnamed is not None and (is_known or not is_owned):
-                    guard(unnamed, is_known)
+                    newest = max(self._newest, *versions)
+                for logical in _first_of_each_version(objects):
+                    # That of an earlier version is late: Spark may have committed another one.
+                    if is_known or not is_owned or logical.checkpoint.version < newest:
+                        guard(logical, is_known)
                 self._require_to_count(index, objects, name)
                 check_cancelled()
                 if (size := self._create(name, objects)) is not None:
@@ -397,3 +399,9 @@ class MergedFiles(MergedLookup):
             with self._lock:
                 for name in names:
                     index.physical.pop(name, None)
+
+
+def _first_of_each_version(objects: Sequence[LogicalFile]) -> Iterable[LogicalFile]:
+    """Return the first logical file of each version that has no checkpoint id."""
+    unnamed = (logical for logical in reversed(objects) if logical.checkpoint.id is None)
+    return {logical.checkpoint.version: logical for logical in unnamed}.values()

@@ -252,6 +252,8 @@ class PendingCheckpoint(PendingSnapshot):
 
         The second result is the metadata if it is in no file, else None.
         """
+        # In memory, too, an attempt that was cancelled while storage hung must not follow its successor.
+        check_cancelled()
         if self._merged is not None:
             if self._hands_over and metadata.size <= LARGEST_HANDED_OVER:
                 self._merged.hand_over(self._metadata_path, self._attempt_id, metadata.size)

@@ -325,8 +325,8 @@ _STORED: Final = (
     Mutant(
         "merged-takeover-unchecked",
         f"{_STORAGE}/merged_files.py",
-        "if unnamed is not None and (is_known or not is_owned):",
-        "if unnamed is not None and is_known:",
+        "if is_known or not is_owned or logical.checkpoint.version < newest:",
+        "if is_known or logical.checkpoint.version < newest:",
         (f"{_TESTS}/storage/test_merged_files.py",),
         "A run that another one has superseded does not publish a version that Spark committed.",
     ),

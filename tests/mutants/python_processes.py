@@ -8,6 +8,10 @@ from tests.mutants.mutant import Mutant
 
 __all__ = ["MUTANTS"]
 
+_LATE: Final = (
+    "tests/unit/store/test_merged_commit.py"
+    "::test_late_attempt_does_not_supersede_a_committed_one_beside_the_next_version"
+)
 _FILES: Final = "spark_statestore/files"
 _BACKEND: Final = "spark_statestore/backend"
 _TESTS: Final = "tests/unit"
@@ -79,6 +83,30 @@ _OF_FILES: Final = (
         "            except FileNotFoundError:\n                if call.is_retry:\n                    raise",
         (f"{_TESTS}/files/test_retry.py",),
         "A deletion whose answer was lost has succeeded.",
+    ),
+    Mutant(
+        "cancelled-commit-is-merged",
+        "spark_statestore/store/commit.py",
+        "must not follow its successor.\n        check_cancelled()",
+        "must not follow its successor.\n        pass",
+        ("tests/unit/store/test_merged_commit.py::test_commit_that_was_cancelled_is_not_merged",),
+        "A commit that was cancelled while storage hung is not published with the next batch.",
+    ),
+    Mutant(
+        "late-attempt-beside-the-next-version",
+        "spark_statestore/storage/merged_files.py",
+        "for logical in _first_of_each_version(objects):",
+        "for logical in list(_first_of_each_version(objects))[-1:]:",
+        (_LATE,),
+        "No version of a publication replaces one that Spark has committed, in format v1.",
+    ),
+    Mutant(
+        "late-attempt-of-a-run-that-has-just-published",
+        "spark_statestore/storage/merged_files.py",
+        "if is_known or not is_owned or logical.checkpoint.version < newest:",
+        "if is_known or not is_owned:",
+        (_LATE,),
+        "A late attempt is refused as well if that of before has a file of its own.",
     ),
     Mutant(
         "retry-after-cancellation",

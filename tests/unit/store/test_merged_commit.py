@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from spark_statestore.errors import CheckpointIOError
+from spark_statestore.errors import CheckpointExistsError, CheckpointIOError
 from spark_statestore.files import LocalFileSystem
 from spark_statestore.files.base import Buffer
+from spark_statestore.files.request_context import RequestContext, enter
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.merged_files import MergedFiles
@@ -42,9 +43,9 @@ class Store:
             StoreId(0, 0), f"{self.root}/state/0/0", StorageOptions(), merged_of=lambda *_: merged
         )
 
-    def commit(self, attempt: str, *, merge: bool = False, hand_over: bool = False) -> bool:
+    def commit(self, attempt: str, *, version: int = 2, merge: bool = False, hand_over: bool = False) -> bool:
         """Commit an attempt; return whether another request publishes it."""
-        name = CheckpointName(2, attempt if self.ids else None)
+        name = CheckpointName(version, attempt if self.ids else None)
         pending = begin_checkpoint(
             self.store, name, attempt, named(), merge=merge or hand_over, hand_over=hand_over
         )
@@ -124,3 +125,53 @@ def test_later_attempt_in_a_file_of_its_own_supersedes_a_pending_one(tmp_path: P
     assert process.publish(FIRST) == []
     assert process.newest(SECOND) == SECOND.encode()
     assert load(process.store, CheckpointName(2))["default"] == {b"attempt": SECOND.encode()}
+
+
+@pytest.mark.parametrize(
+    ("ids", "hand_over"), [(False, False), (True, False), (True, True)], ids=["v1", "v2", "v2-handed-over"]
+)
+def test_commit_that_was_cancelled_is_not_merged(tmp_path: Path, ids: bool, hand_over: bool) -> None:
+    """A late attempt does not supersede its retry, which the JVM has in memory."""
+    process = Store(tmp_path, ids)
+    process.commit(SECOND, merge=True)
+    before = enter(RequestContext(60.0, is_connected=lambda: False))
+    try:
+        with pytest.raises(ConnectionAbortedError, match="nothing is published"):
+            process.commit(FIRST, merge=True, hand_over=hand_over)
+    finally:
+        enter(before)
+    assert process.publish(SECOND) == []
+    assert process.newest(SECOND) == SECOND.encode()
+    assert process.merged.find(process.store.metadata_path(CheckpointName(2, FIRST))) is None
+    view = process.open(MergedFiles(process.files, f"{tmp_path}/state"))
+    assert [path for path in view.files.list_files(view.directory) if FIRST in path.path] == []
+
+
+@pytest.mark.parametrize("merge", [True, False], ids=["merged", "own-file"])
+def test_late_attempt_does_not_supersede_a_committed_one_beside_the_next_version(
+    tmp_path: Path, merge: bool
+) -> None:
+    """In checkpoint format v1 each version of a publication may be one that Spark has committed."""
+    process = Store(tmp_path, ids=False)
+    (tmp_path / "commits").mkdir()
+    process.store = StoreDirectory(
+        StoreId(0, 0),
+        f"{tmp_path}/state/0/0",
+        StorageOptions(),
+        commits=f"{tmp_path}/commits",
+        merged_of=lambda *_: process.merged,
+    )
+    process.commit(FIRST, merge=merge)
+    process.commit(FIRST, version=3, merge=True)
+    process.publish(FIRST)
+    for batch in (1, 2):
+        (tmp_path / f"commits/{batch}").write_bytes(b"v1\n{}")
+    process.commit(SECOND, version=4, merge=True)
+    process.commit(SECOND, merge=True)
+    with pytest.raises(CheckpointExistsError, match=r"Spark's commit log .* contains batch 1"):
+        process.publish(SECOND)
+    assert process.newest(FIRST) == FIRST.encode()
+    # The batch runs again.
+    process.commit(SECOND, version=4, merge=True)
+    assert process.publish(SECOND) == []
+    assert process.newest(FIRST) == FIRST.encode()
