@@ -98,6 +98,8 @@ def _line(
         "stored_files": sum(files.files for files in there),
         "stored_bytes": sum(files.bytes for files in there),
     }
+    if alone:
+        line |= {"host": next((summary.host for summary in summaries), None)}
     return line
 
 
@@ -221,6 +223,7 @@ def _show_store(out: Output, metadata: CheckpointMetadata) -> None:
         "parent_attempt_id": metadata.parent_attempt_id,
         "created_ms": metadata.created_ms,
         "written_by": metadata.written_by,
+        "host": metadata.host,
         "column_families": [state.to_json() for state in column_families],
         "base_version": metadata.handle.base_version,
         "bytes": metadata.handle.state_size,
@@ -240,7 +243,7 @@ def _show_store(out: Output, metadata: CheckpointMetadata) -> None:
     out.result(
         node,
         f"{metadata.store}: version {metadata.version}, attempt {metadata.attempt_id}, committed "
-        f"{when(metadata.created_ms)} by spark-statestore {metadata.written_by}",
+        f"{when(metadata.created_ms)} by spark-statestore {metadata.written_by} on {metadata.host}",
         "\nColumn families",
         table(
             ["column family", "rows", "key encoder", "key", "value"],

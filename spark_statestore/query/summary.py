@@ -34,6 +34,8 @@ class StoreSummary:
         Version of the full snapshot that they start with.
     created_ms
         Time of the commit in milliseconds since 1970.
+    host
+        Name of the machine that wrote the version: that of the executor which has the state.
     """
 
     operator: int
@@ -46,6 +48,7 @@ class StoreSummary:
     chain_length: int
     base_version: int
     created_ms: int
+    host: str
 
 
 def summarize(checkpoint: QueryCheckpoint, batch: int | None = None) -> list[StoreSummary]:
@@ -92,6 +95,7 @@ def _summary(checkpoint: QueryCheckpoint, version: StoreVersion) -> StoreSummary
         chain_length=len(metadata.handle),
         base_version=metadata.handle.base_version,
         created_ms=metadata.created_ms,
+        host=metadata.host,
     )
 
 

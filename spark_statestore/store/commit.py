@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import time
 import zlib
 from collections.abc import Iterable
@@ -40,6 +41,8 @@ from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import CheckpointMetadata, ColumnFamily, decode_metadata, encode_metadata
 
 _logger = logging.getLogger(__name__)
+
+_HOST = socket.gethostname()
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +233,7 @@ class PendingCheckpoint(PendingSnapshot):
             parent_attempt_id=parent_attempt_id,
             created_ms=time.time_ns() // 1_000_000,
             written_by=__version__,
+            host=_HOST,
             column_families=self.column_families,
             handle=handle,
         )

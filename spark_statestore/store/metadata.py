@@ -160,6 +160,8 @@ class CheckpointMetadata:
         Time of the commit in milliseconds since 1970.
     written_by
         Version of this package.
+    host
+        Name of the machine that wrote it.
     handle
         The version's chain of streams.
     """
@@ -170,6 +172,7 @@ class CheckpointMetadata:
     parent_attempt_id: str | None
     created_ms: int
     written_by: str
+    host: str
     column_families: tuple[ColumnFamily, ...]
     handle: IncrementalStateHandle
 
@@ -187,6 +190,7 @@ def encode_metadata(metadata: CheckpointMetadata, inline_state: InlineState, han
         "parentAttemptId": metadata.parent_attempt_id,
         "createdMs": metadata.created_ms,
         "writtenBy": metadata.written_by,
+        "host": metadata.host,
         "columnFamilies": [family.to_json() for family in metadata.column_families],
     }
     return encode_object(MetadataKind.STORE_VERSION, metadata.attempt_id, properties, [handle], inline_state)
@@ -226,7 +230,7 @@ def decode_metadata(
             raise TypeError(f"the handle is a {type(handle).__name__}")
         for number in ("operator", "partition"):
             require_type(properties[number], int)
-        for text in ("store", "writtenBy"):
+        for text in ("store", "writtenBy", "host"):
             require_type(properties[text], str)
         for number in ("version", "createdMs"):
             require_count(properties[number])
@@ -239,6 +243,7 @@ def decode_metadata(
             parent_attempt_id=properties["parentAttemptId"],
             created_ms=properties["createdMs"],
             written_by=properties["writtenBy"],
+            host=properties["host"],
             column_families=tuple(ColumnFamily.from_json(node) for node in properties["columnFamilies"]),
             handle=handle,
         )

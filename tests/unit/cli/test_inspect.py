@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 from spark_statestore.cli.inspect import _short
@@ -34,6 +35,7 @@ def test_ls_by_partition_has_a_line_for_each_partition(query: StoredQuery) -> No
     assert [(store["partition"], store["rows"], store["chain_length"]) for store in stores] == [
         (partition, len(query.partition_rows(partition, query.states[0])), 1) for partition in (0, 1)
     ]
+    assert {store["host"] for store in stores} == {socket.gethostname()}
 
 
 def test_show_prints_the_batch(query: StoredQuery) -> None:

@@ -48,7 +48,7 @@ def test_batch_point_measures_from_start_to_commits_and_publication(
     published: dict[int, float], durable: int
 ) -> None:
     stores = [
-        StoreSummary(0, partition, "default", 3, "a", 10, 100, 1, 1, created_ms=created)
+        StoreSummary(0, partition, "default", 3, "a", 10, 100, 1, 1, created_ms=created, host="a")
         for partition, created in enumerate((1500, 4000, 2000))
     ]
     point = batch_point(2, 1000, stores, published)

@@ -66,6 +66,7 @@ metadatas = st.builds(
     parent_attempt_id=st.one_of(st.none(), attempts),
     created_ms=st.integers(0, 2**62),
     written_by=texts,
+    host=texts,
     column_families=st.lists(column_families, max_size=3).map(tuple),
     handle=st.just(start_chain(4, None)),
 )
@@ -89,6 +90,7 @@ def sample(inline: bytes = b"") -> bytes:
         parent_attempt_id="fedcba9876543210",
         created_ms=1,
         written_by="0.1",
+        host="host-1",
         column_families=(
             ColumnFamily("default", 3, "{}", "{}", "prefix", 1),
             ColumnFamily("timers", 0, "{}", "{}", "hash", 0),
@@ -323,7 +325,7 @@ def metadata_of(*handles: bytes, **changes: object) -> bytes:
     """Metadata of a version, with other fields or handles than it should have."""
     properties = {
         "operator": 0, "partition": 0, "store": "default", "version": 1, "parentAttemptId": None,
-        "createdMs": 1, "writtenBy": "0.2", "columnFamilies": [FAMILY],
+        "createdMs": 1, "writtenBy": "0.2", "host": "a", "columnFamilies": [FAMILY],
     }  # fmt: skip
     return encoded(body_of(properties | changes, *handles))
 
