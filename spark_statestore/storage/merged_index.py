@@ -287,12 +287,21 @@ class MergedIndex:
             before = attempts[: attempts.index(logical)]
             is_known = is_known or any(earlier.data is None for earlier in before)
             # Attempts in a damaged file are superseded, too, for it may be restored.
-            version = logical.checkpoint.version
-            lowest = max(
-                (1 + name.number + name.write for name in self.damaged if name.covers(version)), default=0
-            )
+            lowest = self._above_damaged(logical.checkpoint.version)
             logical.rank = max(lowest, before[-1].rank + 1 if before else 0)
         return is_known
+
+    def _above_damaged(self, version: int) -> int:
+        """Return a rank above those that damaged files can have at a version; 0 without such a file."""
+        if not any(name.covers(version) for name in self.damaged):
+            return 0
+        # A file's rank is at most the number of files with the version that were published before it.
+        counts: dict[tuple[int, int], tuple[int, int]] = {}
+        for name in (*self.physical, *self.damaged, *(self.unread or ())):
+            if name.covers(version):
+                number, write = counts.get((name.oldest, name.newest), (0, 0))
+                counts[name.oldest, name.newest] = max(number, name.number), max(write, name.write)
+        return sum(1 + number + write for number, write in counts.values())
 
     @staticmethod
     def _order(attempts: Sequence[LogicalFile]) -> None:
@@ -338,8 +347,11 @@ class MergedIndex:
         self, physical: PhysicalFile, name: PhysicalName, size: int, objects: Iterable[LogicalFile]
     ) -> None:
         """Record that a physical file was published with logical files, which may be in others until now."""
+        listed = self.physical.get(name)
         physical.name, physical.size, physical.modified = name, size, time.time()
         self.physical[name] = physical
+        if listed is not None:
+            self._take_over(listed, physical)
         start = INLINE_STATE_OFFSET
         for logical in objects:
             # Another thread may have discarded it.
@@ -357,6 +369,22 @@ class MergedIndex:
                 ]:
                     self.remove(copy)
             start += logical.size
+
+    def _take_over(self, listed: PhysicalFile, physical: PhysicalFile) -> None:
+        """Replace a file that another thread has listed between its creation and its record: both are one."""
+        for logical in list(listed.live):
+            listed.drop(logical)
+            physical.take(logical)
+            logical.physical = physical
+        physical.supersedes |= listed.supersedes
+        physical.replaces |= listed.replaces
+        for file in self.physical.values():
+            for files in (file.supersedes, file.replaces):
+                if listed in files:
+                    files.remove(listed)
+                    files.add(physical)
+        physical.supersedes.discard(physical)
+        physical.replaces.discard(physical)
 
     def empty(self) -> list[PhysicalFile]:
         """Return the files to delete: all in them is discarded."""

@@ -397,8 +397,8 @@ _STORED: Final = (
     Mutant(
         "merged-attempt-returns-when-restored",
         f"{_STORAGE}/merged_index.py",
-        "(1 + name.number + name.write for name in self.damaged if name.covers(version)), default=0",
-        "(0 * name.number for name in self.damaged if name.covers(version)), default=0",
+        "return sum(1 + number + write for number, write in counts.values())",
+        "return sum(number for number, write in counts.values())",
         (f"{_TESTS}/storage/test_merged_views.py",),
         "An attempt that was superseded while its file was damaged does not count again later.",
     ),

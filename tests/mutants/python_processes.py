@@ -325,6 +325,20 @@ _OF_BACKEND: Final = (
     ),
 )
 
+_OF_MERGED_FILES: Final = (
+    Mutant(
+        "copy-that-is-listed-while-it-is-written",
+        "spark_statestore/storage/merged_index.py",
+        "        if listed is not None:",
+        "        if listed is None:",
+        (
+            f"{_TESTS}/storage/test_merged_views.py"
+            "::test_copy_that_is_listed_while_it_is_written_is_not_deleted",
+        ),
+        "A copy of merged files stays, whichever thread lists the directory meanwhile.",
+    ),
+)
+
 _OF_WORKERS: Final = (
     Mutant(
         "worker-garbage-not-frozen",
@@ -336,4 +350,4 @@ _OF_WORKERS: Final = (
     ),
 )
 
-MUTANTS: Final = (*_OF_FILES, *_OF_BACKEND, *_OF_WORKERS)
+MUTANTS: Final = (*_OF_FILES, *_OF_BACKEND, *_OF_MERGED_FILES, *_OF_WORKERS)

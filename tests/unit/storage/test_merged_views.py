@@ -160,6 +160,22 @@ def test_damaged_file_that_is_restored_does_not_supersede_later_attempts(files: 
     assert MergedFileSystem(files, MergedFiles(files, STATE)).read(path("0/0", 2)) == bytes(metadata(1))
 
 
+def test_damaged_file_that_is_restored_may_have_attempts_after_those_of_writes_in_place(
+    files: MemoryFileSystem,
+) -> None:
+    version = path("0/0", 2)
+    publish(MergedFiles(files, STATE), (version, 7))
+    MergedFiles(files, STATE).write([(version, attempt(8), bytes(metadata(8)))], allow)
+    # The query was rolled back.
+    publish(MergedFiles(files, STATE), (version, 9))
+    newest = f"{STATE}/_merged/{names(files)[-1]}"
+    whole = files.read(newest)
+    files.replace(newest, whole[:50])
+    publish(MergedFiles(files, STATE), (version, 1))
+    files.replace(newest, whole)
+    assert MergedFileSystem(files, MergedFiles(files, STATE)).read(version) == bytes(metadata(1))
+
+
 def test_version_that_would_not_be_found_beside_a_damaged_file_is_not_published(
     files: MemoryFileSystem,
 ) -> None:
@@ -234,3 +250,40 @@ def test_file_that_is_listed_before_its_publication_has_ended_is_not_deleted(
     assert MergedFiles(files, STATE).find(path("0/0", 2, 1)) is not None
     merged.sweep()
     assert len(names(files)) == 1
+
+
+@pytest.mark.parametrize("has_ids", [True, False], ids=["v2", "v1"])
+def test_copy_that_is_listed_while_it_is_written_is_not_deleted(
+    files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch, has_ids: bool
+) -> None:
+    monkeypatch.setattr(merged_index, "_LITTLE", 0)
+    create = PhysicalFiles.create
+    merged = MergedFiles(files, STATE)
+
+    def create_and_list(
+        physical_files: PhysicalFiles, name: PhysicalName, objects: Sequence[MergedObject]
+    ) -> int | None:
+        size = create(physical_files, name, objects)
+        # Another thread, such as the cleanup of a store.
+        merged.look_for_others(time.monotonic())
+        return size
+
+    def version(number: int, store: str, own: int) -> str:
+        return path(store, number, own if has_ids else None)
+
+    for number in (2, 3):
+        publish(merged, *((version(number, f"0/{store}", own), own) for store, own in enumerate((1, 2, 3))))
+    for store, own in ((1, 2), (2, 3)):
+        merged.discard(version(2, f"0/{store}", own))
+    monkeypatch.setattr(PhysicalFiles, "create", create_and_list)
+    merged.sweep()
+    assert names(files) == ["2-2-1-copy", "3-3-0"]
+    merged.sweep()
+    view = MergedFileSystem(files, merged)
+    assert view.read(version(2, "0/0", 1)) == bytes(metadata(1))
+    for store, own in enumerate((1, 2, 3)):
+        if store == 0:
+            merged.discard(version(2, "0/0", 1))
+        merged.discard(version(3, f"0/{store}", own))
+    merged.sweep()
+    assert names(files) == []
