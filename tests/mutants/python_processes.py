@@ -325,16 +325,15 @@ _OF_BACKEND: Final = (
     ),
 )
 
+_VIEWS: Final = f"{_TESTS}/storage/test_merged_views.py"
+
 _OF_MERGED_FILES: Final = (
     Mutant(
         "copy-that-is-listed-while-it-is-written",
         "spark_statestore/storage/merged_index.py",
         "        if listed is not None:",
         "        if listed is None:",
-        (
-            f"{_TESTS}/storage/test_merged_views.py"
-            "::test_copy_that_is_listed_while_it_is_written_is_not_deleted",
-        ),
+        (f"{_VIEWS}::test_copy_that_is_listed_while_it_is_written_is_not_deleted",),
         "A copy of merged files stays, whichever thread lists the directory meanwhile.",
     ),
 )
