@@ -21,7 +21,7 @@ from spark_statestore.errors import (
     CorruptCheckpointError,
     QueryRunningError,
 )
-from spark_statestore.files import FileStatus, FileSystem, join, open_file_system, parent_of
+from spark_statestore.files import FileStatus, FileSystem, join, open_file_system
 from spark_statestore.files.failures import failing_to, read_file
 from spark_statestore.formats.metadata import ATTEMPT
 from spark_statestore.query.journal import KEPT
@@ -228,8 +228,7 @@ def _committed_since(
     if decided.last:
         # Raises if a rescale in place has ended without its last step: its journal names attempts.
         checkpoint.newest_batch()
-    names = (CheckpointName.parse(parent_of(path).rpartition("/")[2]) for path in paths)
-    versions = {name.version for name in names if name is not None}
+    versions = {version for path in paths if (version := _version_of(path)) is not None}
     attempts = dict(decided.attempts)
     for version in versions & attempts.keys():
         try:
@@ -243,6 +242,15 @@ def _committed_since(
         held_versions=holds.held_versions,
         versions_in_use=holds.versions_in_use,
     )
+
+
+def _version_of(path: str) -> int | None:
+    """Return the version that wrote a file of a store; None if its name does not have it."""
+    directory, _, name = path.rpartition("/")
+    if (checkpoint := CheckpointName.parse(directory.rpartition("/")[2])) is not None:
+        return checkpoint.version
+    version = name.partition("-")[0]
+    return int(version) if version.isascii() and version.isdigit() else None
 
 
 def _by_operator(entry: CommitEntry) -> dict[int, frozenset[str]]:

@@ -171,6 +171,7 @@ class CheckpointCopy:
             ids = {stateful.id: self._write_stores(stateful, count_store) for _, stateful in operators}
             if later := sorted(self._writes_in_place() - writes):
                 raise self._changed_meanwhile(f"{STATE}/{MERGED_DIRECTORY}/{later[0]}")
+            self._require_unchanged()
             if self._with_ids or commit.state_ids is not None:
                 commit = commit.with_state_ids(ids)
         self._commit = commit

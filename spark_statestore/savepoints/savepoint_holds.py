@@ -44,6 +44,8 @@ from spark_statestore.store.holds import (
     HOLDS_DIRECTORY,
     Holds,
     announce_holds,
+    in_place_hold_name,
+    is_in_place_hold,
     read_holds,
     temporary_hold_name,
     withdraw_announcement,
@@ -72,6 +74,11 @@ class Hold:
     def name(self) -> str:
         """Name of the file."""
         return self.path.rpartition("/")[2]
+
+    @property
+    def is_in_place(self) -> bool:
+        """True if it is on what is written in place, for as long as that takes."""
+        return is_in_place_hold(self.name)
 
     @property
     def url(self) -> str:
@@ -149,7 +156,10 @@ def hold(
 def _is_gone(checkpoint: QueryCheckpoint) -> bool:
     identity = checkpoint.path(METADATA)
     with failing_to("look for", checkpoint.files, identity):
-        return not checkpoint.files.exists(identity)
+        if checkpoint.files.exists(identity):
+            return False
+    # Spark writes a missing one again.
+    return not checkpoint.batches()
 
 
 def _remove_remains(checkpoint: QueryCheckpoint, old_hold: Hold) -> None:
@@ -213,11 +223,19 @@ def held_in_place(checkpoint: QueryCheckpoint, batch: int) -> Iterator[Hold]:
 
     Cleanups retain the batch, so they need not list the holds from now on.
     """
-    name = temporary_hold_name()
+    name = in_place_hold_name()
     with _removed_at_end(
         hold(checkpoint, batch, name, checkpoint.url, check=False, announce=False)
     ) as state_hold:
         yield state_hold
+
+
+def release_in_place(checkpoint: QueryCheckpoint) -> None:
+    """Remove the holds of writes in place that were killed. One that goes on fails, and changes nothing."""
+    for state_hold in list_holds(checkpoint):
+        if state_hold.is_in_place:
+            with failing_to("remove", state_hold.files, state_hold.path):
+                state_hold.remove()
 
 
 @contextlib.contextmanager

@@ -161,7 +161,7 @@ def _require_unneeded(savepoint: Savepoint) -> None:
     # Holds on a pointer's state, which is in the checkpoint, do not need the savepoint.
     if savepoint.kind == "pointer":
         return
-    holds = list_holds(savepoint.checkpoint())
+    holds = [hold for hold in list_holds(savepoint.checkpoint()) if not hold.is_in_place]
     if holds:
         needed = ", ".join(f"{hold.holder() or 'an unknown holder'} (hold {hold.url})" for hold in holds)
         raise IllegalStateError(

@@ -14,7 +14,7 @@ removed. A cleanup whose marker exists and that has seen no hold reads only that
 hold was written, and the next holder will read the marker. In steady state nothing is written or listed.
 
 A write in place holds its version from collections (`gc`) alone, and does not create that file: cleanups
-retain the version.
+retain the version while it is written, and need not retain it longer when the process was killed.
 
 A marker would exclude older versions for ever, also once the query retains more. So it counts for a week
 only, by the storage's clock, and a cleanup that relies on one for more than a day writes its own again.
@@ -44,7 +44,7 @@ _RENEWED_SECONDS: Final = 24 * 3600.0
 # The difference bears cleanups that take long, and a clock of this machine that is days behind the storage's.
 _VALID_SECONDS: Final = 7 * _RENEWED_SECONDS
 
-_IN_USE: Final = re.compile(r"[0-9]+-in-use-[0-9a-f]+")
+_TEMPORARY: Final = re.compile(r"[0-9]+-in-(use|place)-[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,11 @@ class Holds:
     def held_versions(self) -> frozenset[int]:
         """The held versions."""
         return frozenset(self.versions.values())
+
+    @property
+    def versions_for_cleanups(self) -> frozenset[int]:
+        """The versions that cleanups keep: those of savepoints and copies."""
+        return frozenset(version for name, version in self.versions.items() if not is_in_place_hold(name))
 
     @property
     def versions_in_use(self) -> frozenset[int]:
@@ -105,9 +110,20 @@ def temporary_hold_name() -> str:
     return f"in-use-{secrets.token_hex(6)}"
 
 
+def in_place_hold_name() -> str:
+    """Return a new name of a temporary hold on what is written in place."""
+    return f"in-place-{secrets.token_hex(6)}"
+
+
 def is_temporary_hold(hold: str) -> bool:
     """Return True if a file name is that of a temporary hold."""
-    return _IN_USE.fullmatch(hold) is not None
+    return _TEMPORARY.fullmatch(hold) is not None
+
+
+def is_in_place_hold(hold: str) -> bool:
+    """Return True if a file name is that of a temporary hold on what is written in place."""
+    match = _TEMPORARY.fullmatch(hold)
+    return match is not None and match[1] == "place"
 
 
 def read_holds(files: FileSystem, directory: str) -> Holds:
@@ -126,7 +142,8 @@ def read_holds(files: FileSystem, directory: str) -> Holds:
             hold_times[name] = status.modified
         elif name == _HELD:
             has_been_used = True
-    return Holds(versions, horizons, has_been_used or bool(versions), hold_times)
+    has_been_used = has_been_used or not all(map(is_in_place_hold, versions))
+    return Holds(versions, horizons, has_been_used, hold_times)
 
 
 def announce_holds(files: FileSystem, directory: str) -> None:
@@ -185,7 +202,7 @@ class CleanupHolds:
         self._looked = looked
         self._horizon = min(_recent(holds), default=None)
         self._has_been_used = holds.has_been_used
-        return holds.held_versions
+        return holds.versions_for_cleanups
 
 
 def _recent(holds: Holds) -> list[int]:

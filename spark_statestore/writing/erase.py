@@ -19,7 +19,7 @@ from spark_statestore.query.running import ActivityCheck
 from spark_statestore.query.savepoint import Savepoint
 from spark_statestore.query.savepoint_lookup import load_savepoint, require_own_files
 from spark_statestore.query.store_snapshot import StoreSnapshot
-from spark_statestore.savepoints.savepoint_holds import list_holds
+from spark_statestore.savepoints.savepoint_holds import list_holds, release_in_place
 from spark_statestore.store.metadata import StoreId
 from spark_statestore.writing.absence import Absence, verify_absent
 from spark_statestore.writing.changes import KeyCounts
@@ -208,6 +208,8 @@ class _Location:
 
     def collect(self, checkpoints_dir: str | None) -> int:
         """Delete what no batch needs, durably, and return the number of files."""
+        # Of an erasure that was killed, and has written what nothing names.
+        release_in_place(self.checkpoint)
         # The second collection removes what only metadata needed that the first one has removed.
         removed = [
             orphan.url
@@ -251,7 +253,7 @@ def _location_of(
             "location of its own, erase the key from that, and delete the directory by hand. Nothing was "
             "changed."
         )
-    if holds := list_holds(checkpoint):
+    if holds := [hold for hold in list_holds(checkpoint) if not hold.is_in_place]:
         needed = ", ".join(f"{hold.holder() or 'an unknown holder'} (hold {hold.url})" for hold in holds)
         raise IllegalStateError(
             f"{savepoint} is needed by {needed}, with the key. Dispose of those first; if a holder does not "

@@ -139,10 +139,26 @@ PYTHON: Final = (
     Mutant(
         "copy-of-entries-of-before-and-after",
         "spark_statestore/savepoints/copy.py",
-        "        self._require_unchanged()",
-        "        pass",
+        "        self._require_unchanged()\n        if state:",
+        "        if state:",
         (f"{_COPIES}::test_copy_of_a_query_that_is_rescaled_is_whole_or_leaves_nothing",),
         "A copy has the stores and the number of partitions of one time.",
+    ),
+    Mutant(
+        "copy-to-other-partitions-of-before-and-after",
+        "spark_statestore/savepoints/copy.py",
+        "            self._require_unchanged()",
+        "            pass",
+        (f"{_COPIES}::test_copy_to_other_partitions_during_a_write_in_place_is_refused",),
+        "A copy to other partitions has the operators of one time.",
+    ),
+    Mutant(
+        "collection-of-streams-of-a-write-in-place",
+        "spark_statestore/query/gc.py",
+        "return int(version) if version.isascii() and version.isdigit() else None",
+        "return None",
+        ("tests/unit/writing/test_in_place.py",),
+        "A collection keeps the streams of a write in place that ends meanwhile.",
     ),
     Mutant(
         "copy-of-stores-of-after",

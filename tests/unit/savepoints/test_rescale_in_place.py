@@ -302,7 +302,8 @@ def test_collection_that_began_before_a_rescale_removes_nothing_of_it(
 
 
 @pytest.mark.parametrize(
-    ("lost", "inline"), [("_holds/2-in-use-*", 9999), ("0/*/chk-2_*/_metadata", 9999), ("0/*/shared/2-*", 0)]
+    ("lost", "inline"),
+    [("_holds/2-in-place-*", 9999), ("0/*/chk-2_*/_metadata", 9999), ("0/*/shared/2-*", 0)],
 )
 def test_rescale_without_what_was_removed_meanwhile_changes_nothing(
     query: WrittenQuery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str, inline: int

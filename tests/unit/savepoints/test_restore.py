@@ -421,3 +421,12 @@ def test_copy_in_format_1_during_a_write_in_place_is_refused(
     with pytest.raises(IllegalStateError, match=r"state/_merged/2-2-0-written-1 of .* has changed"):
         clone(query.url, str(tmp_path / "new"))
     assert not files_below(tmp_path / "new")
+
+
+def test_copy_to_other_partitions_during_a_write_in_place_is_refused(
+    words: StoredQuery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy, "rescaled", Change(words, None).before(copy.rescaled))
+    with pytest.raises(IllegalStateError, match="has changed during the copy"):
+        clone(words.url, str(tmp_path / "new"), partitions=3)
+    assert not files_below(tmp_path / "new")

@@ -30,7 +30,7 @@ from spark_statestore import (
 from spark_statestore.errors import StateStoreError
 from spark_statestore.options import StorageOptions
 from spark_statestore.query import QueryCheckpoint
-from spark_statestore.savepoints.savepoint_holds import held_while
+from spark_statestore.savepoints.savepoint_holds import held_in_place, held_while
 from spark_statestore.testing.faults import FaultInjectingFileSystem
 from spark_statestore.testing.faults_plan import Fault
 from tests.support.trees import files_below
@@ -210,6 +210,18 @@ def test_savepoint_that_is_copied_meanwhile_keeps_its_files(query: StoredQuery, 
     erasure = erase(query.url, CONDITION, stopped=True, savepoints=[str(saved)])
     assert (erasure.absence.ok, erasure.savepoints) == (True, ())
     assert counts(saved) == WORDS
+
+
+@pytest.mark.parametrize("is_of_savepoint", [False, True], ids=["checkpoint", "savepoint"])
+def test_erasure_that_was_killed_is_repeated(query: StoredQuery, saved: Path, is_of_savepoint: bool) -> None:
+    place = QueryCheckpoint(str(saved) if is_of_savepoint else query.url)
+    hold = held_in_place(place, 1)
+    # As a killed process leaves it.
+    hold.__enter__()
+    erasure = erase(query.url, CONDITION, stopped=True, savepoints=[str(saved)])
+    assert erasure.absence.ok
+    assert counts(saved) == WORDS
+    hold.__exit__(None, None, None)
 
 
 def test_command_erases_from_savepoints(query: StoredQuery, saved: Path, tmp_path: Path) -> None:

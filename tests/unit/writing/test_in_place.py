@@ -29,11 +29,14 @@ from spark_statestore import (
     write_state,
 )
 from spark_statestore.options import StorageOptions
+from spark_statestore.query import QueryCheckpoint, query_checkpoint
 from spark_statestore.query import gc as collection
-from spark_statestore.query import query_checkpoint
+from spark_statestore.savepoints.savepoint_holds import held_in_place
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.merged_files import MergedFiles
+from spark_statestore.store.commit import PendingCheckpoint
 from spark_statestore.store.directory import StoreDirectory
+from spark_statestore.store.holds import HOLDS_DIRECTORY, CleanupHolds
 from spark_statestore.store.metadata import StoreId
 from tests.unit.query.stored_query import StoredQuery
 from tests.unit.writing.test_write import WORDS, counts, table
@@ -216,9 +219,12 @@ def test_collection_that_began_before_a_write_in_place_removes_nothing_of_it(
 
 
 @in_both_formats
+@pytest.mark.parametrize("scanned", ["whole", "streams"])
 def test_write_in_place_that_ends_after_a_scan_of_a_collection_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: int, scanned: str
 ) -> None:
+    # As of a store that is larger than the default.
+    monkeypatch.setattr(query_checkpoint, "StorageOptions", partial(StorageOptions, file_state_threshold=999))
     query, words = large_query(tmp_path / "query", form)
     start, middle, end = (threading.Event() for _ in range(3))
     scans = threading.Barrier(query.partitions + 1)
@@ -237,10 +243,21 @@ def test_write_in_place_that_ends_after_a_scan_of_a_collection_is_whole(
             assert end.wait(30)
         return orphans
 
-    def go_on() -> None:
-        middle.set()
-        scans.wait(30)
+    went_on = threading.Lock()
 
+    def go_on() -> None:
+        if went_on.acquire(blocking=False):
+            middle.set()
+            scans.wait(30)
+
+    describe = PendingCheckpoint._metadata
+
+    def go_on_and_describe(pending: PendingCheckpoint, *arguments: Any) -> Any:
+        go_on()
+        return describe(pending, *arguments)
+
+    if scanned == "streams":
+        monkeypatch.setattr(PendingCheckpoint, "_metadata", go_on_and_describe)
     monkeypatch.setattr(collection, "_committed_attempts", begin_and_wait)
     monkeypatch.setattr(collection._Collector, "_scan", scan_and_wait)
     with ThreadPoolExecutor(1) as pool:
@@ -305,3 +322,14 @@ def test_damaged_write_in_place_is_not_taken_for_the_state_of_before(
     file.write_bytes(file.read_bytes()[:-20])
     with pytest.raises(CorruptCheckpointError):
         read_state(query.url)
+
+
+def test_write_in_place_that_was_killed_keeps_cleanups_from_nothing(query: StoredQuery) -> None:
+    checkpoint = QueryCheckpoint(query.url)
+    with held_in_place(checkpoint, 1) as state_hold:
+        files, state = checkpoint.open_state()
+        cleanups = CleanupHolds(files, f"{state}/{HOLDS_DIRECTORY}")
+        # As a killed process leaves the hold.
+        assert state_hold.exists()
+        assert cleanups.versions_to_keep(2) == frozenset()
+        assert cleanups.versions_to_keep(2) == frozenset()
