@@ -140,7 +140,7 @@ PYTHON: Final = (
         "copy-of-entries-of-before-and-after",
         "spark_statestore/savepoints/copy.py",
         "        self._require_unchanged()\n        if state:",
-        "        if state:",
+        "        pass\n        if state:",
         (f"{_COPIES}::test_copy_of_a_query_that_is_rescaled_is_whole_or_leaves_nothing",),
         "A copy has the stores and the number of partitions of one time.",
     ),
