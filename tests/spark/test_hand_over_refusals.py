@@ -43,7 +43,7 @@ class Driver:
     def begin_run(self) -> None:
         self.run = str(uuid.uuid4())
         self.manager = Manager(self.spark, self.log)
-        self.statestore.provider.CommitCollector.announce(self.log, str(uuid.uuid4()), self.run)
+        self.statestore.ProviderHarness.announce(self.log, self.run)
         assert self.commits.begin(self.log, self.run)
         # The attempt of the batch before is another run's.
         self.stores = [str(uuid.uuid4()) for _ in range(PARTITIONS)]

@@ -103,7 +103,7 @@ class ProviderHarness(
 
   /** Begins a run of a query, the tasks of which hand their commits over to `barrier`. */
   def beginRun(): Unit = {
-    CommitCollector.announce(StoreLocation.commitLog(provider.stateStoreId), runId.toString, () => true)
+    ProviderHarness.announce(StoreLocation.commitLog(provider.stateStoreId), runId.toString)
     handsOver = true
   }
 
@@ -139,6 +139,9 @@ class ProviderHarness(
 }
 
 object ProviderHarness {
+
+  /** Announces a run that goes on, as a query's log of offsets does. */
+  def announce(log: String, run: String): Unit = CommitCollector.announce(log, run, () => true)
 
   /** Number of exchanges with the backend of an interpreter. */
   def backendRoundTrips(python: String): Long = Backend.of(python).roundTrips.sum
