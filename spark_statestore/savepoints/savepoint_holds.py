@@ -210,6 +210,14 @@ def list_holds(checkpoint: QueryCheckpoint) -> list[Hold]:
     return [Hold(files, join(directory, name), version) for name, version in ordered]
 
 
+def holders_of(checkpoint: QueryCheckpoint) -> str:
+    """Return the savepoints and copies that need a checkpoint's state, as text; empty without any."""
+    holds = [state_hold for state_hold in list_holds(checkpoint) if not state_hold.is_in_place]
+    return ", ".join(
+        f"{state_hold.holder() or 'an unknown holder'} (hold {state_hold.url})" for state_hold in holds
+    )
+
+
 @contextlib.contextmanager
 def held_while(checkpoint: QueryCheckpoint, batch: int, holder: str) -> Iterator[Hold]:
     """Hold the state of a batch, or a savepoint, within a context; a killed process leaves the hold."""
@@ -243,7 +251,7 @@ def _removed_at_end(state_hold: Hold) -> Iterator[Hold]:
     try:
         yield state_hold
     finally:
-        # What needed it is complete; `gc` removes a remaining hold.
+        # The operation is complete; `gc` removes a remaining hold.
         with contextlib.suppress(CheckpointIOError):
             state_hold.remove()
 

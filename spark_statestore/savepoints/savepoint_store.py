@@ -32,7 +32,7 @@ from spark_statestore.query.query_checkpoint import (
 from spark_statestore.query.savepoint import Savepoint
 from spark_statestore.query.savepoint_lookup import savepoint_store, store_of
 from spark_statestore.query.state_store import StateStore, locate
-from spark_statestore.savepoints.savepoint_holds import list_holds, own_hold_of
+from spark_statestore.savepoints.savepoint_holds import holders_of, own_hold_of
 from spark_statestore.storage import METADATA_FILE_NAME
 from spark_statestore.storage.file_handles import discard_file
 
@@ -161,9 +161,7 @@ def _require_unneeded(savepoint: Savepoint) -> None:
     # Holds on a pointer's state, which is in the checkpoint, do not need the savepoint.
     if savepoint.kind == "pointer":
         return
-    holds = [hold for hold in list_holds(savepoint.checkpoint()) if not hold.is_in_place]
-    if holds:
-        needed = ", ".join(f"{hold.holder() or 'an unknown holder'} (hold {hold.url})" for hold in holds)
+    if needed := holders_of(savepoint.checkpoint()):
         raise IllegalStateError(
             f"{savepoint} is needed by {needed}. Dispose of those first; if a holder does not exist, remove "
             "its hold with spark-statestore holds --remove. Nothing was removed."

@@ -19,7 +19,7 @@ from spark_statestore.query.running import ActivityCheck
 from spark_statestore.query.savepoint import Savepoint
 from spark_statestore.query.savepoint_lookup import load_savepoint, require_own_files
 from spark_statestore.query.store_snapshot import StoreSnapshot
-from spark_statestore.savepoints.savepoint_holds import list_holds, release_in_place
+from spark_statestore.savepoints.savepoint_holds import holders_of, release_in_place
 from spark_statestore.store.metadata import StoreId
 from spark_statestore.writing.absence import Absence, verify_absent
 from spark_statestore.writing.changes import KeyCounts
@@ -253,8 +253,7 @@ def _location_of(
             "location of its own, erase the key from that, and delete the directory by hand. Nothing was "
             "changed."
         )
-    if holds := [hold for hold in list_holds(checkpoint) if not hold.is_in_place]:
-        needed = ", ".join(f"{hold.holder() or 'an unknown holder'} (hold {hold.url})" for hold in holds)
+    if needed := holders_of(checkpoint):
         raise IllegalStateError(
             f"{savepoint} is needed by {needed}, with the key. Dispose of those first; if a holder does not "
             "exist, remove its hold with spark-statestore holds --remove. Nothing was changed."

@@ -229,8 +229,8 @@ MUTANTS: Final = (
     Mutant(
         "erase-from-needed-savepoints",
         f"{_WRITING}/erase.py",
-        "if holds := [hold for hold in list_holds(checkpoint) if not hold.is_in_place]:",
-        "if holds := [hold for hold in list_holds(checkpoint) if hold.is_in_place]:",
+        "if needed := holders_of(checkpoint):",
+        "if needed := holders_of(checkpoint)[:0]:",
         (f"{_ERASE}::test_savepoint_is_refused_before_anything_is_changed",),
         "A savepoint that a pointer needs stays whole.",
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -228,23 +228,32 @@ def test_superseded_attempt_that_was_copied_goes_before_the_one_that_counts(orde
     assert index.physical == {}
 
 
+def after_creation(
+    monkeypatch: pytest.MonkeyPatch, answer: Callable[[PhysicalName, int | None], int | None]
+) -> None:
+    """Have a function run after each creation of a file, as another thread may; it returns the size."""
+    create = PhysicalFiles.create
+
+    def create_and_answer(
+        physical_files: PhysicalFiles, name: PhysicalName, objects: Sequence[MergedObject]
+    ) -> int | None:
+        return answer(name, create(physical_files, name, objects))
+
+    monkeypatch.setattr(PhysicalFiles, "create", create_and_answer)
+
+
 @pytest.mark.parametrize("is_answered", [True, False], ids=["answered", "answer lost"])
 def test_file_that_is_listed_before_its_publication_has_ended_is_not_deleted(
     files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch, is_answered: bool
 ) -> None:
-    create = PhysicalFiles.create
     merged = MergedFiles(files, STATE)
 
-    def create_and_sweep(
-        physical_files: PhysicalFiles, name: PhysicalName, objects: Sequence[MergedObject]
-    ) -> int | None:
-        size = create(physical_files, name, objects)
-        # Other threads.
+    def sweep(name: PhysicalName, size: int | None) -> int | None:
         merged.look_for_others(time.monotonic())
         merged.sweep()
         return size if is_answered or str(name) != "2-2-0" else None
 
-    monkeypatch.setattr(PhysicalFiles, "create", create_and_sweep)
+    after_creation(monkeypatch, sweep)
     publish(merged, (path("0/0", 2, 1), 1))
     assert MergedFileSystem(files, merged).read(path("0/0", 2, 1)) == bytes(metadata(1))
     assert MergedFiles(files, STATE).find(path("0/0", 2, 1)) is not None
@@ -257,14 +266,9 @@ def test_copy_that_is_listed_while_it_is_written_is_not_deleted(
     files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch, has_ids: bool
 ) -> None:
     monkeypatch.setattr(merged_index, "_LITTLE", 0)
-    create = PhysicalFiles.create
     merged = MergedFiles(files, STATE)
 
-    def create_and_list(
-        physical_files: PhysicalFiles, name: PhysicalName, objects: Sequence[MergedObject]
-    ) -> int | None:
-        size = create(physical_files, name, objects)
-        # Another thread, such as the cleanup of a store.
+    def list_files(_: PhysicalName, size: int | None) -> int | None:
         merged.look_for_others(time.monotonic())
         return size
 
@@ -275,7 +279,7 @@ def test_copy_that_is_listed_while_it_is_written_is_not_deleted(
         publish(merged, *((version(number, f"0/{store}", own), own) for store, own in enumerate((1, 2, 3))))
     for store, own in ((1, 2), (2, 3)):
         merged.discard(version(2, f"0/{store}", own))
-    monkeypatch.setattr(PhysicalFiles, "create", create_and_list)
+    after_creation(monkeypatch, list_files)
     merged.sweep()
     assert names(files) == ["2-2-1-copy", "3-3-0"]
     merged.sweep()
