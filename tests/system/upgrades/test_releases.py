@@ -55,6 +55,7 @@ def test_samples_are_small() -> None:
     assert sum(path.stat().st_size for path in SAMPLES.iterdir()) <= 200 * 1024
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("place", ["checkpoint", "savepoint"])
 @pytest.mark.parametrize(("release", "query"), QUERIES)
 def test_state_of_a_release_is_read_and_verified(unpacked: Path, query: dict[str, Any], place: str) -> None:
