@@ -24,6 +24,7 @@ from spark_statestore.files import join, parent_of
 from spark_statestore.files.failures import failing_to, read_file
 from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query.layout import new_rolled_back_directory, replace_file
+from spark_statestore.query.lease import Lease
 from spark_statestore.query.query_checkpoint import JOURNAL, OFFSETS, QueryCheckpoint
 
 KEPT: Final = "rescale"
@@ -153,14 +154,16 @@ class Change:
                 with failing_to("write", storage, copy):
                     storage.make_directory(parent_of(copy))
                     storage.create(copy, data)
-        self._require_unchanged()
         journal = Journal(self._entry, self._files, self._id)
         path = checkpoint.path(OFFSETS, str(journal.entry))
-        with failing_to("write", storage, path):
-            try:
-                storage.create(path, journal.encode())
-            except FileExistsError as error:
-                raise self._running(f"{OFFSETS}/{journal.entry}") from error
+        with Lease(checkpoint) as lease:
+            self._require_unchanged()
+            lease.renew()
+            with failing_to("write", storage, path):
+                try:
+                    storage.create(path, journal.encode())
+                except FileExistsError as error:
+                    raise self._running(f"{OFFSETS}/{journal.entry}") from error
         _complete(checkpoint, journal)
 
     def undo(self) -> None:

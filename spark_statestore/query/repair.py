@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from spark_statestore.errors import CheckpointIOError, CorruptCheckpointError
 from spark_statestore.query.gaps import log_gaps
+from spark_statestore.query.lease import Lease
 from spark_statestore.query.parallel import Progress
 from spark_statestore.query.query_checkpoint import QueryCheckpoint
 from spark_statestore.query.rollback import find_rollback, rollback, undo_rollback
@@ -135,5 +136,6 @@ def _undo_rollback(checkpoint: QueryCheckpoint, *, dry_run: bool, stopped: bool)
     time = find_rollback(checkpoint, gaps) if gaps else None
     if time is not None and not dry_run:
         ActivityCheck(checkpoint).require_stopped(stopped=stopped)
-        undo_rollback(checkpoint, time)
+        with Lease(checkpoint):
+            undo_rollback(checkpoint, time)
     return time

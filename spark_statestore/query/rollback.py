@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from typing import Final
 
 from spark_statestore.errors import CorruptCheckpointError, QueryRunningError
 from spark_statestore.files import join, parent_of
-from spark_statestore.files.failures import failing_to
+from spark_statestore.files.failures import failing_to, read_file
 from spark_statestore.formats.metadata import parse_json
 from spark_statestore.operator_state.query_operator_state import OPERATOR_STATE_DIR
 from spark_statestore.query import sources
@@ -22,6 +24,7 @@ from spark_statestore.query.layout import (
     replace_file,
     with_checksum,
 )
+from spark_statestore.query.lease import Lease
 from spark_statestore.query.operators import SCHEMAS
 from spark_statestore.query.query_checkpoint import (
     COMMITS,
@@ -144,26 +147,35 @@ class _Plan:
         created = [f"{OFFSETS}/{self._batch - 1}", *(cut.compact[0] for cut in self._cuts if cut.compact)]
         self._write_entry_before()
         # Copy everything before the first delete.
+        copies = {}
         for name in names:
             for beside in with_checksum(checkpoint, name):
-                self._copy(beside, join(directory, beside))
+                copies[beside] = self._copy(beside, join(directory, beside))
         if created[1:]:
             _record_created(checkpoint, time, created[1:])
-        self._require_unchanged(activity, created)
+        with Lease(checkpoint) as lease:
+            self._require_unchanged(activity, created)
+            self._require_copied(copies)
+            self._move(lease)
+            self._require_unchanged(activity, created, removed=names, time=time)
+
+    def _move(self, lease: Lease) -> None:
+        """Remove the files that were copied."""
+        checkpoint = self._checkpoint
+        lease.renew()
         # Before the logs, so that no reader takes the batch for one of other partitions.
         partitions = checkpoint.offsets(self._batch).shuffle_partitions
         _describe_partitions(checkpoint, checkpoint.newest_partitions(), partitions)
         # After every step Spark can start from the checkpoint, at a batch in between: each batch's commit log
         # entry goes first, its offset log entry last. Surplus entries in a file source's log are harmless.
-        self._remove(self._logs)
+        self._remove(self._logs, lease)
         for cut in self._cuts:
-            self._remove(cut.before)
+            self._remove(cut.before, lease)
             if cut.compact is not None:
                 name, data = cut.compact
                 with failing_to("write", checkpoint.files, checkpoint.path(name)):
                     checkpoint.files.create(checkpoint.path(name), data)
-            self._remove(cut.after)
-        self._require_unchanged(activity, created, removed=names, time=time)
+            self._remove(cut.after, lease)
 
     def _require_unchanged(
         self, activity: ActivityCheck, created: list[str], removed: list[str] | None = None, time: str = ""
@@ -263,16 +275,31 @@ class _Plan:
             newer = [path for path in dropped if path not in older]
             yield _Cut(older, (f"{SOURCES}/{source}/{name}", data), newer)
 
-    def _copy(self, name: str, to: str) -> None:
+    def _copy(self, name: str, to: str) -> bytes:
+        """Copy a file, and return the digest of its content."""
         files = self._checkpoint.files
         data = self._checkpoint.read(name)
         with failing_to("write", files, to):
             files.make_directory(parent_of(to))
             files.create(to, data)
+        return sha256(data).digest()
 
-    def _remove(self, names: list[str]) -> None:
+    def _require_copied(self, copies: Mapping[str, bytes]) -> None:
+        """Raise if another process has changed a file since it was copied."""
+        for name, digest in copies.items():
+            with contextlib.suppress(FileNotFoundError):
+                data = read_file(self._checkpoint.files, self._checkpoint.path(name))
+                if sha256(data).digest() == digest:
+                    continue
+            raise QueryRunningError(
+                f"another process changes {self._checkpoint.url}: it has replaced {name} during the "
+                "rollback. Let it end, then try again; nothing was moved."
+            )
+
+    def _remove(self, names: list[str], lease: Lease) -> None:
         for name in names:
             for beside in with_checksum(self._checkpoint, name):
+                lease.renew()
                 path = self._checkpoint.path(beside)
                 with failing_to("delete", self._checkpoint.files, path):
                     self._checkpoint.files.delete(path)

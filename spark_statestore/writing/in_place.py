@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import secrets
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from spark_statestore.files.failures import failing_to, read_file
 from spark_statestore.options import StorageOptions
 from spark_statestore.query import QueryCheckpoint, StoreVersion
 from spark_statestore.query.layout import new_rolled_back_directory, replace_file
+from spark_statestore.query.lease import Lease
 from spark_statestore.query.parallel import Progress, parallel_iter
 from spark_statestore.query.query_checkpoint import COMMITS
 from spark_statestore.query.running import ActivityCheck
@@ -155,28 +157,35 @@ class InPlaceWrite:
                 encoded.append(encode_store(store, version.name, attempt_id, changed, parent))
             return attempt_id
 
-        try:
-            ids = []
-            for completed, attempt_id in enumerate(parallel_iter(write, versions, self._checkpoint.files), 1):
-                ids.append(attempt_id)
-                report(completed, len(versions))
-            files = self._checkpoint.files
-            missing = (
-                *parallel_iter(lambda attempt: missing_file(*attempt), attempts, files),
-                *parallel_iter(EncodedStore.missing_file, encoded, files),
-            )
-            require_unremoved(state_hold, missing)
-            self._require_unchanged()
-        except BaseException:
-            for store, name in attempts:
-                discard_store(store, name)
-            for attempt in encoded:
-                attempt.discard()
-            raise
-        if self.has_ids:
-            self._publish(ids, keeps_entry=keeps_entry)
-        elif encoded:
-            self._publish_merged(encoded)
+        with contextlib.ExitStack() as stack:
+            try:
+                ids = []
+                for completed, attempt_id in enumerate(
+                    parallel_iter(write, versions, self._checkpoint.files), 1
+                ):
+                    ids.append(attempt_id)
+                    report(completed, len(versions))
+                lease = stack.enter_context(Lease(self._checkpoint))
+                files = self._checkpoint.files
+                missing = (
+                    *parallel_iter(lambda attempt: missing_file(*attempt), attempts, files),
+                    *parallel_iter(EncodedStore.missing_file, encoded, files),
+                )
+                require_unremoved(state_hold, missing)
+                self._require_unchanged()
+                if self.has_ids and keeps_entry:
+                    self._keep()
+                lease.renew()
+            except BaseException:
+                for store, name in attempts:
+                    discard_store(store, name)
+                for attempt in encoded:
+                    attempt.discard()
+                raise
+            if self.has_ids:
+                self._publish(ids)
+            elif encoded:
+                self._publish_merged(encoded)
 
     def _parents(self) -> dict[StoreId, str | None]:
         """Return the attempts at the version before that the commit log names, in checkpoint format v2."""
@@ -185,14 +194,11 @@ class InPlaceWrite:
         before = self._checkpoint.stores(self._batch - 1, self._operator)
         return {version.store: version.name.id for version in before if version.name.id}
 
-    def _publish(self, ids: Sequence[str], *, keeps_entry: bool) -> None:
+    def _publish(self, ids: Sequence[str]) -> None:
         before = self._commit.state_ids or {}
         flat = iter(ids)
         changed = [list(itertools.islice(flat, len(stores))) for stores in before[self._operator]]
         entry = self._commit.with_state_ids({**before, self._operator: changed})
-        path = self._checkpoint.path(COMMITS, str(self._batch))
-        if keeps_entry:
-            self._keep(path)
         replace_file(self._checkpoint, f"{COMMITS}/{self._batch}", entry.encode())
 
     def _publish_merged(self, encoded: Sequence[EncodedStore]) -> None:
@@ -229,9 +235,9 @@ class InPlaceWrite:
         except FileNotFoundError:
             return None
 
-    def _keep(self, path: str) -> None:
+    def _keep(self) -> None:
         """Copy the entry of the commit log to where a rollback moves those of later batches."""
-        files = self._checkpoint.files
+        files, path = self._checkpoint.files, self._checkpoint.path(COMMITS, str(self._batch))
         # Not where a rollback has moved entries, which are moved back into gaps.
         backup = join(new_rolled_back_directory(self._checkpoint), IN_PLACE, COMMITS, str(self._batch))
         with failing_to("write", files, backup):

@@ -13,6 +13,8 @@ _UNIT: Final = "tests/unit/writing/test_layout_changes.py"
 _FOLLOW: Final = (f"{_UNIT}::test_derived_states_follow_from_changed_rows",)
 _EXACT: Final = (f"{_UNIT}::test_keys_that_arrow_does_not_represent_stay_or_are_refused",)
 _PLACE: Final = "tests/unit/writing/test_in_place.py"
+_BESIDE: Final = "test_change_that_begins_after_the_last_check_of_another_one_does_not_undo_it"
+_LEASE: Final = "tests/unit/query/test_lease.py"
 _ERASE: Final = "tests/unit/writing/test_erase.py"
 _LOSS: Final = "tests/unit/savepoints/test_faults.py::test_operation_on_local_files_survives_a_power_loss"
 _ABSENCE: Final = "tests/unit/writing/test_absence.py"
@@ -125,7 +127,7 @@ MUTANTS: Final = (
     Mutant(
         "in-place-without-the-entry-before",
         f"{_WRITING}/in_place.py",
-        "self._keep(path)",
+        "self._keep()",
         "pass",
         (f"{_PLACE}::test_state_is_written_in_place_and_put_back",),
         "State that was written in place can be put back.",
@@ -161,6 +163,30 @@ MUTANTS: Final = (
         "added = []",
         (f"{_PLACE}::test_writes_in_place_at_once_exclude_each_other",),
         "No write in place takes state for that of before which another one has replaced.",
+    ),
+    Mutant(
+        "change-beside-another-one",
+        "spark_statestore/query/lease.py",
+        "if not live:",
+        "if not live or live:",
+        (f"{_PLACE}::{_BESIDE}",),
+        "No change of Spark's logs undoes one that another process has just made.",
+    ),
+    Mutant(
+        "change-after-a-pause",
+        "spark_statestore/query/lease.py",
+        "if self._names_beside() != [name]:",
+        "if not self._name:",
+        (f"{_LEASE}::test_process_that_was_paused_while_another_took_its_lease_changes_nothing",),
+        "A process that was paused does not change Spark's logs after another one has.",
+    ),
+    Mutant(
+        "rollback-of-what-was-replaced",
+        "spark_statestore/query/rollback.py",
+        "self._require_copied(copies)",
+        "pass",
+        (f"{_PLACE}::{_BESIDE}",),
+        "A rollback moves no entry that was replaced after it had copied it.",
     ),
     Mutant(
         "in-place-that-is-damaged",

@@ -177,7 +177,8 @@ class WrittenQuery:
         self.write(f"commits/{self.batch}", entry.encode())
         for log in ("commits", "offsets"):
             for status in list(self.checkpoint.files.list_files(self.checkpoint.path(log))):
-                if int(status.path.rpartition("/")[2]) < self.batch - self.retained_batches:
+                name = status.path.rpartition("/")[2]
+                if name.isdigit() and int(name) < self.batch - self.retained_batches:
                     self.checkpoint.files.delete(status.path)
 
     def run(self, *changed: StoreId, put: Rows | None = None, whole: bool = False) -> int:

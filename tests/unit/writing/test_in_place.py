@@ -6,7 +6,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from spark_statestore import (
     WrittenState,
     gc,
     read_state,
+    rescale,
     rollback,
     savepoint,
     verify,
@@ -31,6 +32,7 @@ from spark_statestore import (
 from spark_statestore.options import StorageOptions
 from spark_statestore.query import QueryCheckpoint, query_checkpoint
 from spark_statestore.query import gc as collection
+from spark_statestore.query.lease import Lease
 from spark_statestore.savepoints.savepoint_holds import held_in_place
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.merged_files import MergedFiles
@@ -300,6 +302,42 @@ def test_rollback_during_a_write_in_place_leaves_nothing_of_it(tmp_path: Path, f
         write_seven(query, progress=at_the_end(lambda: rollback(query.url, 0, stopped=True)))
     assert {name for name in query.files() if name.startswith("state/")} == names
     assert counts(query.url) == WORDS
+
+
+CHANGES: dict[str, Callable[[StoredQuery], object]] = {
+    "write": lambda query: write_seven(query),
+    "rollback": lambda query: rollback(query.url, 0, stopped=True),
+    "rescale": lambda query: rescale(query.url, None, 3, in_place=True, stopped=True),
+}
+
+
+@pytest.mark.parametrize("first", CHANGES)
+@pytest.mark.parametrize("second", CHANGES)
+def test_change_that_begins_after_the_last_check_of_another_one_does_not_undo_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, second: str
+) -> None:
+    query = StoredQuery(tmp_path / "query", 2, partitions=2)
+    query.run(**WORDS)
+    query.run(**{"word 1": 100})
+    renew = Lease.renew
+    with ThreadPoolExecutor(1) as pool:
+        later: list[Future[object]] = []
+
+        def renew_beside_the_other(lease: Lease) -> None:
+            if not later:
+                later.append(pool.submit(CHANGES[second], query))
+                wait(later, timeout=1)
+            renew(lease)
+
+        monkeypatch.setattr(Lease, "renew", renew_beside_the_other)
+        CHANGES[first](query)
+        with pytest.raises(QueryRunningError):
+            later[0].result()
+    changed = WORDS if first == "rollback" else {"word 1": 7 if first == "write" else 100}
+    assert counts(query.url) == WORDS | changed
+    assert QueryCheckpoint(query.url).newest_partitions() == (3 if first == "rescale" else 2)
+    assert not verify(query.url).problems
+    assert not list(query.directory.glob("offsets/.lease-*"))
 
 
 @pytest.mark.parametrize("after_rollback", [False, True])
