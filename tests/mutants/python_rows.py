@@ -1,4 +1,4 @@
-"""Mutants of rows that are encoded, and of state that is written."""
+"""Mutants of rows that are decoded and encoded, of partitions, and of state that is written."""
 
 from __future__ import annotations
 
@@ -9,10 +9,107 @@ from tests.mutants.mutant import Mutant
 __all__ = ["MUTANTS"]
 
 _ROWS: Final = "spark_statestore/rows"
+_RESCALING: Final = "spark_statestore/rescaling"
 _WRITING: Final = "spark_statestore/writing"
 _TESTS: Final = "tests/unit"
 
 MUTANTS: Final = (
+    Mutant(
+        "decode-null-fields",
+        f"{_ROWS}/decode.py",
+        "present = not_null if valid is None else not_null & valid",
+        "present = not_null if valid is None else not_null | valid",
+        (f"{_TESTS}/rows/test_encode.py::test_rows_equal_rows_encoded_singly_and_are_decoded",),
+        "A null field of a row is read as null.",
+    ),
+    Mutant(
+        "decode-negative-decimals",
+        f"{_ROWS}/decode.py",
+        "np.stack([low, low >> 63], axis=1)",
+        "np.stack([low, np.zeros_like(low)], axis=1)",
+        (f"{_TESTS}/rows/test_encode.py::test_rows_equal_rows_encoded_singly_and_are_decoded",),
+        "Negative decimals are read as such.",
+    ),
+    Mutant(
+        "decode-array-bitmap",
+        f"{_ROWS}/decode.py",
+        "header = WORD + (counts + 63) // 64 * WORD",
+        "header = WORD + (counts // 64 + 1) * WORD",
+        (f"{_TESTS}/rows/test_encode.py::test_rows_of_more_than_64_fields_are_encoded_and_decoded",),
+        "Arrays of 64 elements are read with the right elements.",
+    ),
+    Mutant(
+        "decode-outside-of-row",
+        f"{_ROWS}/decode.py",
+        "outside = (offset < 0) | (start + size > end)",
+        "outside = offset < 0",
+        (f"{_TESTS}/rows/test_decode.py::test_decode_rows_names_the_malformed_field",),
+        "Damaged rows are reported, and not read with bytes of other rows.",
+    ),
+    Mutant(
+        "decode-timestamps",
+        f"{_ROWS}/types.py",
+        '"timestamp": pa.timestamp("us", tz="UTC")',
+        '"timestamp": pa.timestamp("ms", tz="UTC")',
+        (f"{_TESTS}/rows/test_encode.py::test_rows_equal_rows_encoded_singly_and_are_decoded",),
+        "Timestamps are read as microseconds.",
+    ),
+    Mutant(
+        "diff-overlooks-changes",
+        f"{_ROWS}/diff.py",
+        "[alike[0] != alike[1]]",
+        "[alike[0] > alike[1]]",
+        (f"{_TESTS}/rows/test_read_state.py",),
+        "A comparison of two batches has every key whose value changed.",
+    ),
+    Mutant(
+        "rescale-unsigned-hash",
+        f"{_RESCALING}/murmur3.py",
+        "np.mod(hashes.view(np.int32).astype(np.int64), partitions)",
+        "np.mod(hashes.astype(np.int64), partitions)",
+        (f"{_TESTS}/rescaling/test_murmur3.py",),
+        "A rescaled row is in the partition where Spark looks for it.",
+    ),
+    Mutant(
+        "rescale-negative-zero",
+        f"{_RESCALING}/murmur3.py",
+        "return (one_nan + values.dtype.type(0)).view(dtype)",
+        "return one_nan.view(dtype)",
+        (f"{_TESTS}/rescaling/test_murmur3.py",),
+        "A rescaled row with the key -0.0 is in the partition where Spark looks for it.",
+    ),
+    Mutant(
+        "rescale-misplaced-rows",
+        f"{_RESCALING}/redistribute.py",
+        "    if wrong:\n",
+        "    if wrong == len(hashes) + 1:\n",
+        (f"{_TESTS}/rescaling/test_redistribute.py",),
+        "State whose partitioning is not the known one is not redistributed.",
+    ),
+    Mutant(
+        "rescale-order-of-values",
+        f"{_RESCALING}/spool.py",
+        'np.argsort(chosen, kind="stable")',
+        "np.argsort(chosen)",
+        (f"{_TESTS}/rescaling/test_redistribute.py",),
+        "The values of a key keep their order.",
+    ),
+    Mutant(
+        "rescale-sessions-by-start",
+        "spark_statestore/rescaling/partitioning.py",
+        "# The session's start is the last column.\n        key = PartitionKey(dropped=1)",
+        "# The session's start is the last column.\n        key = PartitionKey()",
+        ("tests/unit/rescaling/test_partitioning.py", "tests/unit/rescaling/test_redistribute.py"),
+        "Session windows are rescaled by their keys alone.",
+    ),
+    Mutant(
+        "rescale-interleaved-tables",
+        f"{_RESCALING}/spool.py",
+        'segments = sorted(self._segments[partition], key=attrgetter("table"))',
+        "segments = self._segments[partition]",
+        (f"{_TESTS}/rescaling/test_spool.py", f"{_TESTS}/rescaling/test_redistribute.py"),
+        "The values of a key stay together when stores are read by several threads.",
+    ),
     Mutant(
         "interval-of-the-least-integer",
         f"{_ROWS}/decode.py",
