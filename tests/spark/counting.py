@@ -243,11 +243,13 @@ class Program:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         # Its process group holds the JVM, which holds the backends by their standard input.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.communicate()
+        output, _ = self.process.communicate()
+        if error is not None:
+            error.add_note(f"The program's output: {output[-8000:]}\nIts errors: {self._printed()}")
         self._errors.close()
 
     def next(self, event: str) -> Any:
