@@ -21,7 +21,7 @@ from spark_statestore.errors import (
     restore_from_backup,
 )
 from spark_statestore.files import join, parent_of
-from spark_statestore.files.failures import failing_to, read_file
+from spark_statestore.files.failures import failing_to
 from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query.layout import new_rolled_back_directory, replace_file
 from spark_statestore.query.lease import Lease
@@ -83,12 +83,9 @@ def find_journal(checkpoint: QueryCheckpoint) -> Journal | None:
     if (entry := max(checkpoint.logged(OFFSETS), default=None)) is None:
         return None
     path = checkpoint.path(OFFSETS, str(entry))
-    try:
-        data = read_file(checkpoint.files, path)
-    except FileNotFoundError:
-        # Moved by a rollback, or completed, since it was listed.
-        return None
-    if not data.startswith(JOURNAL.encode()):
+    data = checkpoint.read_if_present(OFFSETS, str(entry))
+    # A missing one was moved by a rollback, or completed, since it was listed.
+    if data is None or not data.startswith(JOURNAL.encode()):
         return None
     return Journal.decode(entry, data, checkpoint.files.url(path))
 
@@ -121,7 +118,7 @@ class Change:
 
     def watch(self, name: str) -> None:
         """Read a file that may not change until `make`."""
-        self._before[name] = self._read(name)
+        self._before[name] = self._checkpoint.read_if_present(name)
 
     def replace(self, name: str, data: bytes) -> None:
         """Write or replace a file; its present content may not change until `make`."""
@@ -184,14 +181,8 @@ class Change:
 
     def _require_unchanged(self) -> None:
         for name, data in self._before.items():
-            if self._read(name) != data:
+            if self._checkpoint.read_if_present(name) != data:
                 raise self._running(name)
-
-    def _read(self, name: str) -> bytes | None:
-        try:
-            return read_file(self._checkpoint.files, self._checkpoint.path(name))
-        except FileNotFoundError:
-            return None
 
     def _running(self, name: str) -> QueryRunningError:
         return QueryRunningError(

@@ -183,6 +183,13 @@ class QueryCheckpoint:
         with failing_to("read", self.files, path):
             return self.files.read(path)
 
+    def read_if_present(self, *names: str) -> bytes | None:
+        """Return the content of a file; None if it does not exist."""
+        try:
+            return read_file(self.files, self.path(*names))
+        except FileNotFoundError:
+            return None
+
     def batches(self) -> list[int]:
         """Return the committed batches whose log entries are retained, oldest first."""
         return self._committed_and_planned()[0]

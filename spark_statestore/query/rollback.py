@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Final
 
 from spark_statestore.errors import CorruptCheckpointError, QueryRunningError
 from spark_statestore.files import join, parent_of
-from spark_statestore.files.failures import failing_to, read_file
+from spark_statestore.files.failures import failing_to
 from spark_statestore.formats.metadata import parse_json
 from spark_statestore.operator_state.query_operator_state import OPERATOR_STATE_DIR
 from spark_statestore.query import sources
@@ -287,14 +286,12 @@ class _Plan:
     def _require_copied(self, copies: Mapping[str, bytes]) -> None:
         """Raise if another process has changed a file since it was copied."""
         for name, digest in copies.items():
-            with contextlib.suppress(FileNotFoundError):
-                data = read_file(self._checkpoint.files, self._checkpoint.path(name))
-                if sha256(data).digest() == digest:
-                    continue
-            raise QueryRunningError(
-                f"another process changes {self._checkpoint.url}: it has replaced {name} during the "
-                "rollback. Let it end, then try again; nothing was moved."
-            )
+            data = self._checkpoint.read_if_present(name)
+            if data is None or sha256(data).digest() != digest:
+                raise QueryRunningError(
+                    f"another process changes {self._checkpoint.url}: it has replaced {name} during the "
+                    "rollback. Let it end, then try again; nothing was moved."
+                )
 
     def _remove(self, names: list[str], lease: Lease) -> None:
         for name in names:

@@ -10,7 +10,7 @@ from typing import Final
 
 from spark_statestore.errors import OptionError, QueryRunningError
 from spark_statestore.files import join, parent_of
-from spark_statestore.files.failures import failing_to, read_file
+from spark_statestore.files.failures import failing_to
 from spark_statestore.options import StorageOptions
 from spark_statestore.query import QueryCheckpoint, StoreVersion
 from spark_statestore.query.layout import new_rolled_back_directory, replace_file
@@ -217,8 +217,10 @@ class InPlaceWrite:
         """Raise if the query runs, or if another process has changed the state of the batch."""
         added = self._activity.added()
         has = "written"
-        if not added and (entry := self._entry()) != self._before:
-            added = [f"{COMMITS}/{self._batch}"]
+        name = f"{COMMITS}/{self._batch}"
+        if not added and (entry := self._checkpoint.read_if_present(name)) != self._before:
+            added = [name]
+            # A rollback moves it.
             has = "moved" if entry is None else has
         if not added:
             added = sorted(self._merged_names() - self._names_before)
@@ -227,13 +229,6 @@ class InPlaceWrite:
                 f"the query of {self._checkpoint.url} runs, or another process changes it, which has {has} "
                 f"{', '.join(added)}. Stop it, then try again; nothing was changed."
             )
-
-    def _entry(self) -> bytes | None:
-        """Return the entry of the commit log; None if a rollback has moved it."""
-        try:
-            return read_file(self._checkpoint.files, self._checkpoint.path(COMMITS, str(self._batch)))
-        except FileNotFoundError:
-            return None
 
     def _keep(self) -> None:
         """Copy the entry of the commit log to where a rollback moves those of later batches."""
