@@ -25,7 +25,7 @@ class Process(NamedTuple):
 
     @property
     def is_timely(self) -> bool:
-        """Whether its lease is younger than those that are taken for killed processes'."""
+        """True if its lease is younger than those that are taken for killed processes'."""
         return self.step == "change" or (self.step == "check" and not self.is_late)
 
 

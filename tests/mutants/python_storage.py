@@ -12,7 +12,7 @@ _STORAGE: Final = "spark_statestore/storage"
 _FORMATS: Final = "spark_statestore/formats"
 _TESTS: Final = "tests/unit"
 
-_STORED: Final = (
+MUTANTS: Final = (
     Mutant(
         "chain-applies-merges-twice",
         f"{_STORAGE}/chains.py",
@@ -217,9 +217,6 @@ _STORED: Final = (
         (f"{_TESTS}/formats/test_checksums.py",),
         "The checksum that is combined from those of large messages is that of the stream.",
     ),
-)
-
-_PLANS: Final = (
     Mutant(
         "option-below-its-bound-accepted",
         "spark_statestore/options.py",
@@ -261,5 +258,3 @@ _PLANS: Final = (
         "A load of a small state reads no more streams than the interval has.",
     ),
 )
-
-MUTANTS: Final = (*_STORED, *_PLANS)

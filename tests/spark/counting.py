@@ -261,7 +261,7 @@ class Program:
                 assert node["event"] == event, node
                 return node["value"]
         self.process.wait()
-        raise AssertionError(f"the program ended before {event!r}: {self._printed()}")
+        raise AssertionError(f"the program ended before {event!r}")
 
     def resume(self) -> None:
         """Let a program that waits for its standard input continue."""
@@ -273,7 +273,7 @@ class Program:
         """Wait for the program's regular end."""
         self.resume()
         self.process.communicate(timeout=60)
-        assert self.process.returncode == 0, self._printed()
+        assert self.process.returncode == 0
 
     def _printed(self) -> str:
         self._errors.seek(0)
